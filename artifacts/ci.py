@@ -47,7 +47,9 @@ def cases_of(report: RunReport) -> list[tuple[str, GateResult]]:
         kind = report.error.get("kind", "")
         whole = GateResult(name="run", metric=kind, verdict="error", reason=error)
         cases.append((f"prepare {report.kind}", whole))
-    return cases + [(each.recipe, gate) for each in report.variants for gate in _gates(each)]
+    return cases + [
+        (variant.recipe, gate) for variant in report.variants for gate in _gates(variant)
+    ]
 
 
 def _gates(variant: VariantReport) -> list[GateResult]:
@@ -73,7 +75,7 @@ def junit_xml(report: RunReport) -> bytes:
         xml.add_testsuite(suite)
     xml.update_statistics()
     for added in xml:
-        seconds = [each.seconds for each in report.stages if each.variant == added.name]
+        seconds = [stage.seconds for stage in report.stages if stage.variant == added.name]
         added.time = round(sum(seconds), 3)
     xml.time = round(report.seconds, 3)
     return b'<?xml version="1.0" encoding="utf-8"?>\n' + bytes(xml.tostring())

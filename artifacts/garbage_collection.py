@@ -57,12 +57,10 @@ def find_garbage(
             kept.runs.add(name)
             kept.stages |= {(s.stage, s.key) for s in run.stages if s.key}
     kept.keep_inputs()
-    found = [each for each in kept.others() if _written(each.path) < oldest.timestamp()]
-    sizes = freed_bytes([each.path for each in found])
-    items = [
-        GarbageItem(each.kind, each.path, size) for each, size in zip(found, sizes, strict=True)
-    ]
-    return sorted(items, key=lambda each: -each.size)
+    old = [item for item in kept.others() if _written(item.path) < oldest.timestamp()]
+    sizes = freed_bytes([item.path for item in old])
+    items = [GarbageItem(item.kind, item.path, size) for item, size in zip(old, sizes, strict=True)]
+    return sorted(items, key=lambda item: -item.size)
 
 
 def remove(garbage: GarbageItem, store: Store) -> None:
@@ -90,7 +88,7 @@ def _registries_of(store: Store, others: Iterable[str], runs: Iterable[RunReport
     own = store.root.resolve() / "registry.db"
     used = [
         f"{EMBEDDED}{own}",
-        *(each.registry for each in registrations(store)),
+        *(registration.registry for registration in registrations(store)),
         *(run.registry for run in runs if run.kind == "recheck" and run.registry),
     ]
     for uri in used:
@@ -120,8 +118,12 @@ class _Kept:
 
     def keep_named(self, registry: Registry) -> None:
         """Keep what the registry references."""
-        noted = [each for each in registrations(self._store) if each.registered]
-        promoted = {each.name for each in noted if each.registry == registry.uri}
+        noted = [
+            registration for registration in registrations(self._store) if registration.registered
+        ]
+        promoted = {
+            registration.name for registration in noted if registration.registry == registry.uri
+        }
         for name in sorted({*registry.names(), *promoted}):
             model = registry.model(name)
             if model is None:
@@ -147,14 +149,14 @@ class _Kept:
 
     def keep_inputs(self) -> None:
         """Keep the kept stages' inputs and answer logs."""
-        pending = [each for each in self.stages if each[1]]
+        pending = [stage for stage in self.stages if stage[1]]
         while pending:
             record = self._store.find(*pending.pop())
             if record is None:
                 continue
             if record.stage == "evaluate":
                 self._answers.add(_answer_log_of(record, self._store))
-            inputs = {(each.stage, each.key) for each in record.inputs.values()} - self.stages
+            inputs = {(stage.stage, stage.key) for stage in record.inputs.values()} - self.stages
             self.stages |= inputs
             pending += inputs
 
@@ -206,11 +208,11 @@ def freed_bytes(paths: Sequence[Path]) -> list[int]:
     first: dict[tuple[int, int], tuple[int, int, int]] = {}
     for number, path in enumerate(paths):
         for file in path.rglob("*") if path.is_dir() else [path]:
-            found = file.lstat()
-            if not stat.S_ISDIR(found.st_mode):
-                names[found.st_dev, found.st_ino] += 1
+            facts = file.lstat()
+            if not stat.S_ISDIR(facts.st_mode):
+                names[facts.st_dev, facts.st_ino] += 1
                 first.setdefault(
-                    (found.st_dev, found.st_ino), (number, found.st_nlink, found.st_size)
+                    (facts.st_dev, facts.st_ino), (number, facts.st_nlink, facts.st_size)
                 )
     sizes = [0] * len(paths)
     for each, (number, links, size) in first.items():

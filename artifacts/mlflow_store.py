@@ -96,9 +96,11 @@ class MlflowStore:
     def names(self) -> list[str]:
         with self._errors():
             if self._file is not None:
-                found = self._rows("SELECT name FROM registered_models")
-                return sorted(str(name) for (name,) in found)
-            return sorted(each.name for each in self._pages(self._client.search_registered_models))
+                rows = self._rows("SELECT name FROM registered_models")
+                return sorted(str(name) for (name,) in rows)
+            return sorted(
+                registered.name for registered in self._pages(self._client.search_registered_models)
+            )
 
     def read(self, name: str) -> StoredModel | None:
         """Return a model, or None."""
@@ -110,7 +112,7 @@ class MlflowStore:
         if self._file is None:
             return
         with self._errors():
-            there = next(each for each in (self._file, *self._file.parents) if each.exists())
+            there = next(place for place in (self._file, *self._file.parents) if place.exists())
         if there != self._file and not there.is_dir():
             raise self._refusal(f"{there} is not a folder")
         if not os.access(there, os.W_OK):
@@ -229,13 +231,16 @@ class MlflowStore:
 
     def _ask(self, name: str) -> StoredModel | None:
         with _allow(ABSENT):
-            found = self._client.get_registered_model(name)
+            registered = self._client.get_registered_model(name)
             mark = '"' if "'" in name else "'"  # MLflow's filters have no escape
             made = self._pages(self._client.search_model_versions, f"name = {mark}{name}{mark}")
             return StoredModel(
-                {str(alias): str(number) for alias, number in found.aliases.items()},
-                dict(found.tags),
-                [(str(each.version), each.source or "", dict(each.tags)) for each in made],
+                {str(alias): str(number) for alias, number in registered.aliases.items()},
+                dict(registered.tags),
+                [
+                    (str(version.version), version.source or "", dict(version.tags))
+                    for version in made
+                ],
             )
         return None
 
@@ -313,16 +318,16 @@ class MlflowStore:
         return f"{run.info.artifact_uri}/{ARTIFACTS}", str(run.info.run_id)
 
     def _pages(self, search: Any, *what: str) -> list[Any]:
-        found: list[Any] = []
+        entries: list[Any] = []
         tokens: list[str | None] = [None]
         for token in tokens:  # which grows meanwhile
             page = search(*what, page_token=token)
-            found += page
+            entries += page
             if page.token in tokens or len(tokens) >= MAX_PAGES:
                 raise self._refusal(f"its answer has no end, after {len(tokens)} pages")
             if page.token:
                 tokens.append(page.token)
-        return found
+        return entries
 
     def _refusal(self, why: str) -> RegistryError:
         return RegistryError(f"the registry cannot be used: {why}", where=self.uri, hint=HINT)

@@ -114,7 +114,7 @@ def _push_to_hub(
             commit_message=f"{version.name} version {version.version}",
         )
         name = wanted or tag
-        if any(each.name == name for each in api.list_repo_refs(repo).tags):
+        if any(reference.name == name for reference in api.list_repo_refs(repo).tags):
             api.delete_tag(repo, tag=name)
         api.create_tag(repo, tag=name, revision=made.oid)
     size = sum(file.stat().st_size for file in files.values())
@@ -136,14 +136,14 @@ def _fetch_from_hub(source: str, folder: Path) -> str:
 
 
 def _read_hub(address: str) -> tuple[str, str | None]:
-    found = _HUB_NAME.fullmatch(address.removeprefix(HUB))
-    if found is None:
+    parsed = _HUB_NAME.fullmatch(address.removeprefix(HUB))
+    if parsed is None:
         raise UsageError(
             f"'{address}' is not a repository on the Hub",
             where=address,
             hint="hf://ORG/REPO, or hf://ORG/REPO@TAG",
         )
-    return found["repo"], found["revision"]
+    return parsed["repo"], parsed["revision"]
 
 
 @contextmanager
@@ -172,11 +172,11 @@ def read_layers(manifest: bytes, where: str) -> list[ManifestFile]:
     try:
         return [
             ManifestFile(
-                path=each["annotations"][TITLE],
-                size=each["size"],
-                sha256=each["digest"].removeprefix("sha256:"),
+                path=layer["annotations"][TITLE],
+                size=layer["size"],
+                sha256=layer["digest"].removeprefix("sha256:"),
             )
-            for each in parse_json(manifest)["layers"]
+            for layer in parse_json(manifest)["layers"]
         ]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise RegistryError(
@@ -190,17 +190,17 @@ class _Oci:
     """One repository of an OCI registry."""
 
     def __init__(self, address: str, *, insecure: bool, progress: Progress) -> None:
-        found = _OCI_NAME.fullmatch(address.removeprefix(OCI))
-        if found is None or not address.startswith(OCI):
+        parsed = _OCI_NAME.fullmatch(address.removeprefix(OCI))
+        if parsed is None or not address.startswith(OCI):
             raise UsageError(
                 f"'{address}' is not a repository",
                 where=address,
                 hint="hf://ORG/REPO, or oci://HOST[:PORT]/REPOSITORY[:TAG]",
             )
-        self._host = found["host"]
-        self._path = found["path"]
-        self.tag: str | None = found["tag"]
-        self._digest: str | None = found["digest"]
+        self._host = parsed["host"]
+        self._path = parsed["path"]
+        self.tag: str | None = parsed["tag"]
+        self._digest: str | None = parsed["digest"]
         self._repository = f"{OCI}{self._host}/{self._path}"
         self._base = f"{'http' if insecure else 'https'}://{self._host}"
         self._secure = not insecure
@@ -220,7 +220,7 @@ class _Oci:
     def push(
         self, files: dict[str, Path], tag: str, version: Version, digests: FileDigests
     ) -> Pushed:
-        found = digests.digest_all(list(files.values()), self._progress)
+        hashed = digests.digest_all(list(files.values()), self._progress)
         layers = [
             {
                 "mediaType": "application/octet-stream",
@@ -228,7 +228,7 @@ class _Oci:
                 "size": file.stat().st_size,
                 "annotations": {TITLE: name},
             }
-            for (name, file), digest in zip(files.items(), found, strict=True)
+            for (name, file), digest in zip(files.items(), hashed, strict=True)
         ]
         config = {
             "mediaType": EMPTY_TYPE,
@@ -245,9 +245,9 @@ class _Oci:
         }
         content = json.dumps(manifest, sort_keys=True).encode()
         missing = {
-            str(each["digest"]): file
-            for each, file in zip(layers, files.values(), strict=True)
-            if not self._has(str(each["digest"]))
+            str(layer["digest"]): file
+            for layer, file in zip(layers, files.values(), strict=True)
+            if not self._has(str(layer["digest"]))
         }
         total = sum(file.stat().st_size for file in missing.values())
         for digest, file in missing.items():
@@ -269,9 +269,9 @@ class _Oci:
         if self._digest not in (None, digest):
             raise self._refusal("it sent another manifest than the one that was asked for")
         layers = read_layers(content, self._repository)
-        total = sum(each.size for each in layers)
-        for each in layers:
-            self._download(each, folder / each.path, total)
+        total = sum(layer.size for layer in layers)
+        for layer in layers:
+            self._download(layer, folder / layer.path, total)
         return f"{self._repository}@{digest}"
 
     def _has(self, digest: str) -> bool:
@@ -390,8 +390,8 @@ class _Oci:
                 "GET", realm, params=wanted, headers=headers, timeout=MAX_BLOCK_S
             )
             answer.raise_for_status()
-            found = dict(parse_json(content))
-            self._authorization = f"Bearer {found.get('token') or found['access_token']}"
+            granted = dict(parse_json(content))
+            self._authorization = f"Bearer {granted.get('token') or granted['access_token']}"
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

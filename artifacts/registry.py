@@ -87,7 +87,7 @@ class Registered:
         ]
 
     def find(self, number: str) -> Version | None:
-        return next((each for each in self.versions if each.version == number), None)
+        return next((version for version in self.versions if version.version == number), None)
 
     def way(self, alias: str) -> list[str]:
         """Return the alias' versions; a rollback removes those after its target."""
@@ -128,34 +128,34 @@ class Registry:
 
     def model(self, name: str) -> Registered | None:
         """Return a model, or None."""
-        found = self._store.read(name)
-        return self._parse(name, found) if found is not None else None
+        stored = self._store.read(name)
+        return self._parse(name, stored) if stored is not None else None
 
     def existing(self, name: str) -> Registered:
         """Return a model, or raise UsageError."""
-        found = self.model(name)
-        if found is None:
+        model = self.model(name)
+        if model is None:
             raise UsageError(
                 f"nothing is registered as '{name}'",
                 where=self.uri,
                 hint=f"{did_you_mean(name, self.names())}known: "
                 f"{', '.join(self.names()) or 'nothing yet'}",
             )
-        return found
+        return model
 
     def versions(self, name: str) -> list[Version]:
         """Return all versions, newest first."""
-        found = self.model(name)
-        return list(found.versions) if found else []
+        model = self.model(name)
+        return list(model.versions) if model else []
 
     def aliases(self, name: str) -> dict[str, str]:
-        found = self.model(name)
-        return dict(found.aliases) if found else {}
+        model = self.model(name)
+        return dict(model.aliases) if model else {}
 
     def history(self, name: str) -> list[Move]:
         """Return all moves, the oldest first."""
-        found = self.model(name)
-        return found.history if found else []
+        model = self.model(name)
+        return model.history if model else []
 
     def check(self, name: str) -> None:
         """Raise RegistryError if registration must fail."""
@@ -259,10 +259,10 @@ class Registry:
             if replaces is not None:
                 self._check_points_to(replaces, name, model, alias)
             way = model.way(alias)
-            there = [each for each in way if model.find(each) is not None]
-            target = to or next((each for each in reversed(there) if each != current), None)
+            there = [number for number in way if model.find(number) is not None]
+            target = to or next((number for number in reversed(there) if number != current), None)
             if target is None or target == current or model.find(target) is None:
-                gone = [f"version {each}" for each in way if each not in there]
+                gone = [f"version {number}" for number in way if number not in there]
                 raise UsageError(
                     f"'{alias}' of '{name}' has no version to go back to"
                     if target is None
@@ -275,8 +275,10 @@ class Registry:
                 )
             names = [m.previous_alias for m in model.history if m.alias == alias]
             kept = there[: len(there) - there[::-1].index(target)] if target in there else there
-            before = next((each for each in reversed(kept) if each not in (target, current)), None)
-            previous = next((each for each in reversed(names) if each), None)
+            before = next(
+                (number for number in reversed(kept) if number not in (target, current)), None
+            )
+            previous = next((number for number in reversed(names) if number), None)
             return self._carry_out(
                 name, model, last, alias, target, current, cause, previous, before
             )
@@ -287,7 +289,7 @@ class Registry:
         current = model.aliases.get(alias)
         if current != version:
             points, wanted = (
-                f"version {each}" if each else "no version" for each in (current, version)
+                f"version {number}" if number else "no version" for number in (current, version)
             )
             moves = [move for move in model.history if move.alias == alias]
             who = f"; {moves[-1].who} moved it at {moves[-1].when}" if moves else ""
@@ -303,7 +305,7 @@ class Registry:
     ) -> tuple[Registered, str | None, tuple[str, Move] | None]:
         """Return model, alias' version and its last move, maybe incomplete."""
         model = self.existing(name)
-        last = next((each for each in reversed(model.notes) if each[1].alias == alias), None)
+        last = next((note for note in reversed(model.notes) if note[1].alias == alias), None)
         return model, model.aliases.get(alias), last
 
     def _carry_out(

@@ -185,12 +185,12 @@ def promote(
     """
     candidates = [find_candidate(run, variant, store, request) for variant in chosen]
     policy = candidates[0].judged.judge.parameters.policy.promotion
-    best = max(candidates, key=lambda each: each.preference(policy.prefer))
+    best = max(candidates, key=lambda candidate: candidate.preference(policy.prefer))
     name = best.verdict.registered_name
     alias = request.alias or policy.alias
     registry = Registry(request.registry)
     model = registry.model(name) or Registered({}, (), ())
-    known = {each.tags.get(EVIDENCE_TAG): each for each in model.versions}
+    known = {candidate.tags.get(EVIDENCE_TAG): candidate for candidate in model.versions}
     versions = {e.recipe: known[e.identity].version for e in candidates if e.identity in known}
     current = model.aliases.get(alias)
     last = next((move for _, move in reversed(model.notes) if move.alias == alias), None)
@@ -210,12 +210,12 @@ def promote(
                 replaces = _find_pointed_to(model.history, alias, request.since, current)
         begun = Registration(registry=registry.uri, name=name, run=run.run, registered=False)
         _note_registration(store, begun)
-        for each in candidates:
-            version = known.get(each.identity)
+        for candidate in candidates:
+            version = known.get(candidate.identity)
             if version is None or not _has_files(version):
-                folder = make_version(each, run, store)
-                tags = each.tags(run, folder.name)
-                versions[each.recipe] = registry.register(name, folder, tags, _has_files)
+                folder = make_version(candidate, run, store)
+                tags = candidate.tags(run, folder.name)
+                versions[candidate.recipe] = registry.register(name, folder, tags, _has_files)
         _note_registration(store, begun.model_copy(update={"registered": True}))
         own = best.judged.judge.result
         move = registry.move(
@@ -251,7 +251,9 @@ def _describe_preference(candidates: Sequence[Candidate], best: Candidate, prefe
         return ""
     ratio, size = best.preference(prefer)
     figure = f"{-size / 1e6:,.1f} MB"
-    if ratio and ratio > max(each.preference(prefer)[0] for each in candidates if each != best):
+    if ratio and ratio > max(
+        candidate.preference(prefer)[0] for candidate in candidates if candidate != best
+    ):
         figure = f"x {ratio:.2f} of the baseline's output tokens/s"
     elif prefer == "throughput":
         prefer = "size, as throughput does not decide"
@@ -409,14 +411,14 @@ def find_candidate(
     records = _collect_stages(judged, [judged.check_weights, *judges_of_all])
     outcomes = {v.recipe: v.verdict for v in run.variants}
     reports = []
-    for each in tried:
-        if each in inputs:
-            size = inputs[each].quantize.result.weights_bytes
-            reports.append(report_judged(each, size, inputs[each].judge.result))
+    for record in tried:
+        if record in inputs:
+            size = inputs[record].quantize.result.weights_bytes
+            reports.append(report_judged(record, size, inputs[record].judge.result))
             continue
-        outcome = outcomes.get(each, "skipped")
+        outcome = outcomes.get(record, "skipped")
         unjudged = outcome if outcome in ("fail", "error") else "skipped"
-        reports.append(report_unjudged(each, unjudged, "has no verdict by gates", None))
+        reports.append(report_unjudged(record, unjudged, "has no verdict by gates", None))
     verdict = BundleVerdict(
         run=run.run,
         recipe=recipe,
@@ -435,7 +437,7 @@ def find_candidate(
     identity = digest_json(
         [
             verdict.model_dump(mode="json", exclude={"run", "command", "prepare_version"}),
-            [[each.stage, each.key, each.result] for each in records],
+            [[record.stage, record.key, record.result] for record in records],
         ]
     )
     return Candidate(variant, judged, verdict, records, identity, request.signer)
@@ -445,15 +447,15 @@ def _collect_stages(
     evidence: Evidence, roots: Sequence[TypedStageRecord[Any, Any]]
 ) -> tuple[StageRecord, ...]:
     """Return these stages and all their inputs, sorted by place."""
-    found: dict[tuple[str, str], StageRecord] = {}
-    pending = [each.record.as_reference() for each in roots]
+    records: dict[tuple[str, str], StageRecord] = {}
+    pending = [stage.record.as_reference() for stage in roots]
     while pending:
         reference = pending.pop()
         place = (reference.stage, reference.key)
-        if place not in found:
-            found[place] = evidence.record_at(reference)
-            pending += found[place].inputs.values()
-    return tuple(found[place] for place in sorted(found))
+        if place not in records:
+            records[place] = evidence.record_at(reference)
+            pending += records[place].inputs.values()
+    return tuple(records[place] for place in sorted(records))
 
 
 def make_version(candidate: Candidate, run: RunReport, store: Store) -> Path:
@@ -517,14 +519,14 @@ def _link_files(source: Path, output: Path) -> None:
 def _check_unchanged(folder: Path) -> None:
     """Raise EvidenceError for a changed, added or removed file."""
     bundle = folder / BUNDLE
-    found = find_changes(bundle, read_manifest(bundle), has_weights=True)
+    changes = find_changes(bundle, read_manifest(bundle), has_weights=True)
     if not (folder / ARCHIVE).exists():
-        found.append(f"{folder / ARCHIVE}: the file is missing")
+        changes.append(f"{folder / ARCHIVE}: the file is missing")
     if digest_file(bundle / MANIFEST) != folder.name:
-        found.append(f"{bundle / MANIFEST}: the file was changed")
-    if found:
+        changes.append(f"{bundle / MANIFEST}: the file was changed")
+    if changes:
         raise EvidenceError(
-            f"the folder is not as it was when it was judged: {found[0]}",
+            f"the folder is not as it was when it was judged: {changes[0]}",
             where=str(folder),
             hint="delete the folder, and promote the run again: it is made again",
         )

@@ -128,7 +128,11 @@ class CommandRequest:
     def options(cls) -> dict[str, Option]:
         """Return each field's option, in the order of the help."""
         fields = dataclasses.fields(cls)
-        return {each.name: each.metadata["option"] for each in fields if "option" in each.metadata}
+        return {
+            declared.name: declared.metadata["option"]
+            for declared in fields
+            if "option" in declared.metadata
+        }
 
     @property
     def subject(self) -> str:

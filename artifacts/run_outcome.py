@@ -69,22 +69,22 @@ SCREENED = "screened: nothing was gated"
 
 def screened_rows(screened: Sequence[ScreenedModel]) -> list[dict[str, str]]:
     """Return a row per arm, the smallest first, and those of `--ablate` last."""
-    variants = [each for each in screened[1:] if not each.is_part]
+    variants = [arm for arm in screened[1:] if not arm.is_part]
     rows = []
-    for each in sorted(screened, key=lambda each: (each.is_part, each.weights_bytes or math.inf)):
-        is_beaten = any(each.is_beaten_by(other) for other in variants)
-        place = "front" if each in variants and each.effect and not is_beaten else ""
-        cells = each.effect.cells if each.effect else {}
-        rate = each.output_tokens_per_s
+    for arm in sorted(screened, key=lambda arm: (arm.is_part, arm.weights_bytes or math.inf)):
+        is_beaten = any(arm.is_beaten_by(other) for other in variants)
+        place = "front" if arm in variants and arm.effect and not is_beaten else ""
+        cells = arm.effect.cells if arm.effect else {}
+        rate = arm.output_tokens_per_s
         rows.append(
             {
-                "variant": each.name,
-                "weights": decimal(each.weights_bytes) if each.weights_bytes else "",
+                "variant": arm.name,
+                "weights": decimal(arm.weights_bytes) if arm.weights_bytes else "",
                 "tokens kept": cells.get("score", ""),
                 "lost, points": cells.get("difference, points", ""),
                 "nats a token lost": cells.get("nats a token lost", ""),
                 "output tokens/s": "" if rate is None else f"{rate:,.1f}",
-                "": place or each.reason,
+                "": place or arm.reason,
             }
         )
     empty = {head for head in rows[0] if not any(row[head] for row in rows)}
@@ -134,13 +134,13 @@ def headline(report: RunReport) -> str:
         who = report.tuning.winner or "no candidate"
         return f"{who} against the defaults: {report.tuning.verdict}: {report.tuning.reason}"
     if report.screened:
-        variants = [each for each in report.screened[1:] if not each.is_part]
-        measured = sum(each.effect is not None for each in variants)
+        variants = [variant for variant in report.screened[1:] if not variant.is_part]
+        measured = sum(variant.effect is not None for variant in variants)
         return f"{measured} variants were screened, and nothing was gated"
     names = ", ".join(
-        f"{each.recipe} ({each.not_shown})" if each.not_shown else each.recipe
-        for each in report.variants
-        if each.verdict == "pass"
+        f"{variant.recipe} ({variant.not_shown})" if variant.not_shown else variant.recipe
+        for variant in report.variants
+        if variant.verdict == "pass"
     )
     return {
         "pass": f"{names} passed",

@@ -202,7 +202,7 @@ class VariantReport(Record):
 
     def rate(self, side: Side) -> float | None:
         """Return a side's median output tokens/s, if measured."""
-        return next((each.typical(side) for each in self.speed if each.is_ratio), None)
+        return next((gate.typical(side) for gate in self.speed if gate.is_ratio), None)
 
 
 def report_judged(recipe: str, weights: int | None, judged: JudgeResult) -> VariantReport:
@@ -324,9 +324,9 @@ def find_run(store: Store, name: str, *, judged: bool = False) -> RunReport:
         )
     if name == "latest" and judged:
         for folder in reversed(folders):
-            found = read_run(folder)  # an unreadable one may be the last that was judged
-            if any(variant.gates for variant in found.variants) or found.tuning:
-                return found
+            report = read_run(folder)  # an unreadable one may be the last that was judged
+            if any(variant.gates for variant in report.variants) or report.tuning:
+                return report
     matching = folders[-1:] if name == "latest" else [f for f in folders if f.name.startswith(name)]
     if len(matching) != 1:
         known = ", ".join(folder.name for folder in folders[-5:])

@@ -74,7 +74,7 @@ class CertifiedLimit(Record):
     def as_rule(self, engine: Engine) -> dict[str, Any] | None:
         """Return Prometheus' variables; None if no bucket reaches the limit."""
         bounds = engine.buckets.get(self.measure, ())
-        bound = next((each for each in bounds if each >= self.seconds), None)
+        bound = next((bound_s for bound_s in bounds if bound_s >= self.seconds), None)
         if bound is None:
             return None
         gate = re.sub("[^A-Za-z0-9]", "_", self.gate)
@@ -222,8 +222,8 @@ def certified_by(past: RegisteredVersion) -> Certified:
         for name, limit in rule.limits.items():
             measure, _, percentile = name.rpartition("_p")
             if measure in MEASURES:
-                found = {"measure": MEASURES[measure], "percentile": int(percentile)}
-                limits.append(CertifiedLimit(gate=report.gate, seconds=limit / 1000, **found))
+                certified = {"measure": MEASURES[measure], "percentile": int(percentile)}
+                limits.append(CertifiedLimit(gate=report.gate, seconds=limit / 1000, **certified))
         hit_rates += [rule.hit_rate] if rule.hit_rate else []
         rates += [arrivals.rate] if arrivals.rate is not None else []
         concurrencies += [arrivals.concurrency] if arrivals.concurrency is not None else []
@@ -288,7 +288,7 @@ def quote(value: Any) -> str:
 def _literal(value: str | list[str]) -> Any:
     if isinstance(value, str):
         return value.replace("$", "$$")
-    return [each.replace("$", "$$") for each in value]
+    return [item.replace("$", "$$") for item in value]
 
 
 def _facts(export: Export) -> dict[str, Any]:

@@ -73,12 +73,12 @@ def record_of(
 
 def rechecks_of(version: Version) -> list[RecheckRecord]:
     """Return each tuple's newest recheck."""
-    found = []
+    rechecks = []
     for tag in sorted(version.tags):
         if not tag.startswith(f"{RECHECK_TAG}."):
             continue
         try:
-            found.append(parse_record(version.tags[tag].encode(), RecheckRecord))
+            rechecks.append(parse_record(version.tags[tag].encode(), RecheckRecord))
         except ValueError as error:
             again = own_command("recheck", f"{version.name}@{version.version}")
             raise RegistryError(
@@ -87,7 +87,7 @@ def rechecks_of(version: Version) -> list[RecheckRecord]:
                 hint="another version of prepare wrote it, or the tag was changed: run "
                 f"`{again}` again",
             ) from error
-    return found
+    return rechecks
 
 
 def stands(then: str, now: str) -> bool | None:
@@ -106,17 +106,17 @@ def proven_tuple(record: RecheckRecord, past: RegisteredVersion, store: Store) -
         run = find_run(store, record.run)
         (check,) = check_run(run, store)
         judged = Evidence.of_variant(store, run.judges[check.recipe])
-        found = Deployable.of(judged)
-        found.check_servable(f"run {run.run}")
+        proven = Deployable.of(judged)
+        proven.check_servable(f"run {run.run}")
     except (PrepareError, ValueError, LookupError, TypeError):
         return None
     same = (
         not check.differences
         and check.computed is not None
-        and found.digest == record.tuple_digest
-        and found.weights == past.deployable.weights
+        and proven.digest == record.tuple_digest
+        and proven.weights == past.deployable.weights
         and judged.trust_remote_code == past.judged.trust_remote_code
         and policy_digest(judged.judge.record) == policy_digest(past.judged.judge.record)
     )
     held = same and stands(past.bundle.variant.verdict, str(check.computed))
-    return found if held else None
+    return proven if held else None

@@ -88,9 +88,9 @@ class RegisteredVersion:
             )
         own = judge.policy.speed.workloads if judge.policy.speed is not None else {}
         workloads = {
-            each.name: read_pinned(each.workload)
-            for each in [measured.parameters for measured in self.judged.speed.values()][::-1]
-            if "file" not in each.workload and each.name not in own
+            parameters.name: read_pinned(parameters.workload)
+            for parameters in [measured.parameters for measured in self.judged.speed.values()][::-1]
+            if "file" not in parameters.workload and parameters.name not in own
         }
         profile = judge.profile.model_copy(update={"workloads": workloads})
         return profile.apply_cpu_overrides(profile.cpu_overrides)
@@ -134,7 +134,7 @@ def checked_folder(
     source = Path(version.source)
     places = [source, *([settings.store / VERSIONS / digest] if digest.isalnum() else [])]
     with raise_as(RegistryError, "the version's source is not a path", version.source):
-        found = weights or next((each for each in places if each.is_dir()), None)
+        found = weights or next((place for place in places if place.is_dir()), None)
     if found is None:
         reference = f"{version.name}@{version.version}"
         pull = own_command("pull", reference, "FOLDER")

@@ -139,10 +139,10 @@ class Deployment:
                 server.stop()
 
     def _other_kernels(self, server: Server) -> list[str]:
-        same = [each for each in self._accepted if each.digest == self.judged.digest]
+        same = [accepted for accepted in self._accepted if accepted.digest == self.judged.digest]
         facts = server.facts()
-        found = [each.kernel_differences(facts) for each in (*same, self.judged)]
-        return list(map(str, sorted(found, key=len)[0]))
+        differences = [accepted.kernel_differences(facts) for accepted in (*same, self.judged)]
+        return list(map(str, sorted(differences, key=len)[0]))
 
     def check_host(self, host: str) -> str:
         """Return the address to listen on; a public one needs a key."""
@@ -168,10 +168,10 @@ def find_draft(judged: Deployable, draft: Path | None, settings: Settings) -> Pa
     speculative = judged.serving.speculative
     wanted = speculative.model if speculative else None
     folder = draft.expanduser().absolute() if draft else None
-    found = None
+    digest = None
     if folder is not None and wanted is not None:
-        found = inspect_folder(folder, settings.digests, is_head=True).digest
-    if found != wanted or (folder is not None and wanted is None):
+        digest = inspect_folder(folder, settings.digests, is_head=True).digest
+    if digest != wanted or (folder is not None and wanted is None):
         raise UsageError(
             f"it was judged with the draft model of digest {wanted[:12]}"
             if wanted
@@ -187,9 +187,9 @@ def find_draft(judged: Deployable, draft: Path | None, settings: Settings) -> Pa
 def accepted_tuples(past: RegisteredVersion, store: Store) -> list[Deployable]:
     """Return the tuples for which the verdict holds: judged, then rechecked ones."""
     rechecks = rechecks_of(past.version)
-    refuted = {each.tuple_digest for each in rechecks if not each.stands}
-    proven = [proven_tuple(each, past, store) for each in rechecks if each.stands]
+    refuted = {recheck.tuple_digest for recheck in rechecks if not recheck.stands}
+    proven = [proven_tuple(recheck, past, store) for recheck in rechecks if recheck.stands]
     return [
         *([past.deployable] if past.deployable.digest not in refuted else []),
-        *(each for each in proven if each is not None),
+        *(recheck for recheck in proven if recheck is not None),
     ]

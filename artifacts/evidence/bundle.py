@@ -91,11 +91,11 @@ def write_bundle(
     bundle = folder / BUNDLE
     _write_json(bundle / VERDICT, verdict.model_dump(mode="json"))
     files = {}
-    for each in records:
-        place = store.stage_folder(each.stage, each.key)
-        for file in place.iterdir() if each.stage in WITH_FILES else [place / RECORD]:
+    for record in records:
+        place = store.stage_folder(record.stage, record.key)
+        for file in place.iterdir() if record.stage in WITH_FILES else [place / RECORD]:
             if file.is_file() and file.name in FILES:
-                files[f"stages/{each.stage}/{each.key}/{file.name}"] = file
+                files[f"stages/{record.stage}/{record.key}/{file.name}"] = file
     pack(folder / ARCHIVE, files)
     manifest = Manifest(
         prepare_version=__version__,

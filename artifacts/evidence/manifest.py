@@ -66,7 +66,7 @@ class Manifest(Record):
     @field_validator("evidence_files", "model_files")
     @classmethod
     def _check_each_once(cls, files: tuple[ManifestFile, ...]) -> tuple[ManifestFile, ...]:
-        twice = [path for path, n in Counter(each.path for each in files).items() if n > 1]
+        twice = [path for path, n in Counter(file.path for file in files).items() if n > 1]
         if twice:
             raise ValueError(f"{twice[0]!r} is listed twice")
         return files
@@ -94,10 +94,10 @@ def find_changes(
     """
     name = Path(ARCHIVE).name
     listed = [e for e in manifest.evidence_files if e.path != name or (bundle / name).exists()]
-    found = _differences(bundle, listed, (MANIFEST,), digest_file)
+    changes = _differences(bundle, listed, (MANIFEST,), digest_file)
     if has_weights:
-        found += _differences(bundle.parent, manifest.model_files, (BUNDLE, *added), digest)
-    return found
+        changes += _differences(bundle.parent, manifest.model_files, (BUNDLE, *added), digest)
+    return changes
 
 
 def _differences(
@@ -109,15 +109,17 @@ def _differences(
     wanted = {each.path: each for each in listed}
     with raise_as(EvidenceError, "a file cannot be read", folder):
         there = dict(plain_files(folder, leave_out))
-        found = [f"{folder / path}: the file is missing" for path in wanted if path not in there]
+        differences = [
+            f"{folder / path}: the file is missing" for path in wanted if path not in there
+        ]
         for path, file in there.items():
             if path not in wanted:
-                found.append(f"{file}: the file was added")
+                differences.append(f"{file}: the file was added")
             elif file.stat().st_size != wanted[path].size:
-                found.append(f"{file}: the file was changed (its size is another)")
+                differences.append(f"{file}: the file was changed (its size is another)")
             elif digest(file) != wanted[path].sha256:
-                found.append(f"{file}: the file was changed (its digest is another)")
-        return found
+                differences.append(f"{file}: the file was changed (its digest is another)")
+        return differences
 
 
 def read_manifest(bundle: Path) -> Manifest:

@@ -22,14 +22,14 @@ def find_draw_mismatches(role: str, record: StageRecord, loads: Sequence[LoadRun
     """
     kept = SPEED.typed(record)
     asked = kept.parameters
-    found = kept.result
+    result = kept.result
     rule = asked.rule
     unit = len(asked.rule.sides)
-    names = {**({BASELINE: "baseline"} if rule.compares else {}), found.arm: "candidate"}
+    names = {**({BASELINE: "baseline"} if rule.compares else {}), result.arm: "candidate"}
     units, rest = divmod(len(loads), unit)
-    if rest or units != found.units:
-        yield f"{role}: its record counts {found.units} {rule.unit}, and there are {units}"
-    drawn = list(redraw(found.seed, loads, found.arms, names, found.also))
+    if rest or units != result.units:
+        yield f"{role}: its record counts {result.units} {rule.unit}, and there are {units}"
+    drawn = list(redraw(result.seed, loads, result.arms, names, result.also))
     measured = [(each.side, each.block, each.order, each.seed) for each in loads]
     if measured != drawn or not are_whole_blocks(loads, unit):
         same = sum(1 for _ in takewhile(lambda n: measured[n] == drawn[n], range(len(drawn))))
@@ -37,10 +37,10 @@ def find_draw_mismatches(role: str, record: StageRecord, loads: Sequence[LoadRun
         return
     if not all(_comes_as_asked(load, asked.workload) for load in loads):
         yield f"{role}: its requests came otherwise than its workload says"
-    starts = found.starts
+    starts = result.starts
     is_over = any(count.is_over for count in starts.values())
     if (units or is_over) and (
-        rule.evaluate(loads, starts).state != found.state
+        rule.evaluate(loads, starts).state != result.state
         or rule.needs_more(loads, starts)
         or not (is_over or rule.needs_more(loads[:-unit]))
     ):

@@ -76,16 +76,16 @@ def fingerprint_of(key: Path) -> str:
         )
     with _key_errors(key, f"{MAKE_KEYS}; {PASSWORD}"):
         content = read_regular(key, KEY_BYTES)
-        found: Any
+        loaded: Any
         if b"PRIVATE KEY" in content:
-            found = load_pem_private_key(content, _password(key))
+            loaded = load_pem_private_key(content, _password(key))
         else:
-            found = load_pem_public_key(content)
-        if isinstance(found, ec.EllipticCurvePrivateKey):
-            found = found.public_key()
-        if not isinstance(found, ec.EllipticCurvePublicKey):
+            loaded = load_pem_public_key(content)
+        if isinstance(loaded, ec.EllipticCurvePrivateKey):
+            loaded = loaded.public_key()
+        if not isinstance(loaded, ec.EllipticCurvePublicKey):
             raise ValueError("it is of another kind")
-        plain = found.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        plain = loaded.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return digest_bytes(plain)
 
 

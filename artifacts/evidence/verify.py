@@ -103,7 +103,7 @@ class BundleCheck:
             "files": self.files,
             "weights_checked": self.weights_checked,
             "problems": self.problems,
-            "variants": [asdict(each) for each in self.variants],
+            "variants": [asdict(check) for check in self.variants],
             "made_by": self.made_by,
             "answers_withheld": self.answers_withheld,
         }
@@ -123,14 +123,14 @@ def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
     missing = find_missing(report) if report.status == "finished" else []
     return [
         replace(
-            each,
+            check,
             differences=(
-                *each.differences,
-                *_find_uncounted(report.judges.get(each.recipe), store),
+                *check.differences,
+                *_find_uncounted(report.judges.get(check.recipe), store),
                 *missing,
             ),
         )
-        for each in checks
+        for check in checks
     ]
 
 
@@ -254,8 +254,8 @@ def _find_other_subject(verdict: BundleVerdict, inputs: Evidence) -> Iterator[st
     if verdict.source.digest != inputs.sanity.parameters.checkpoint:
         yield f"{VERDICT}: the source is not the checkpoint that was the baseline"
     profile = inputs.judge.parameters.profile
-    for side, found in (("baseline", inputs.baseline_sanity), ("candidate", inputs.sanity)):
-        yield from find_served_otherwise("sanity", side, found.parameters, profile)
+    for side, sanity in (("baseline", inputs.baseline_sanity), ("candidate", inputs.sanity)):
+        yield from find_served_otherwise("sanity", side, sanity.parameters, profile)
 
 
 def _find_other_weights(folder: Path, manifest: Manifest, inputs: Evidence) -> Iterator[str]:
@@ -368,9 +368,9 @@ def _read_stages(evidence: Evidence, problems: list[str], *, is_bundle: bool) ->
         if fault := _find_file_fault(evidence, record):
             problems.append(f"{role}: {place}/{fault}")
             is_complete = is_complete and not fault.endswith(MISSING)
-        for name, each in record.inputs.items():
+        for name, source in record.inputs.items():
             path = f"{role}'s {name}" if depth else name
-            pending.append((path, each, record.input_digests.get(name, ""), depth + 1))
+            pending.append((path, source, record.input_digests.get(name, ""), depth + 1))
     return is_complete
 
 
@@ -430,7 +430,7 @@ def _find_uncounted(key: str | None, store: Store) -> Iterator[str]:
     trial = JUDGE.parameters_of(judge).trial
     number = JUDGE.result_of(judge).history.attempt
     attempts = AttemptLedger(store).attempts(trial.baseline)
-    if not any(each.number == number and trial.is_of(each.trial) for each in attempts):
+    if not any(attempt.number == number and trial.is_of(attempt.trial) for attempt in attempts):
         yield f"attempt {number} against its baseline is not the one in the store's ledger"
 
 

@@ -71,8 +71,8 @@ def examples_of(
         for before, after in zip(answered.baseline, answered.candidate, strict=True)
         if not is_same_answer(answered.suite, answered.questions.get(before.id), before, after)
     ]
-    losses = sorted((each for each in changed if each[0] <= 0), key=lambda each: each[0])
-    gains = sorted((each for each in changed if each[0] > 0), key=lambda each: -each[0])
+    losses = sorted((change for change in changed if change[0] <= 0), key=lambda change: change[0])
+    gains = sorted((change for change in changed if change[0] > 0), key=lambda change: -change[0])
     few_gains = gains[: max(EXAMPLES // 2, EXAMPLES - len(losses))]
     if any(row.nats is not None for row in answered.candidate):  # of conversations the worst alone
         few_gains = []
@@ -104,7 +104,7 @@ def prompt_of(question: Question | None) -> str | None:
     """Return the prompt without a chat template, or None if it is not text or private."""
     if question is None or (not question.messages and _DIGEST.fullmatch(question.prompt)):
         return None
-    lines = [f"{each['role']}: {each.get('content') or ''}" for each in question.messages]
+    lines = [f"{message['role']}: {message.get('content') or ''}" for message in question.messages]
     return shorten("\n\n".join(lines) or question.prompt) or None
 
 
@@ -166,7 +166,7 @@ def is_same_answer(
     if before.score != after.score:
         return False
     if _is_chosen(before) and _is_chosen(after):
-        first, second = (find_choice(suite, question, each.answer) for each in (before, after))
+        first, second = (find_choice(suite, question, row.answer) for row in (before, after))
         return first == second
     return bool(before.answer == after.answer)
 

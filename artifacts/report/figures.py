@@ -195,5 +195,5 @@ def _make_json_ready(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _make_json_ready(each) for key, each in value.items()}
-    return [_make_json_ready(each) for each in value] if isinstance(value, list) else value
+        return {key: _make_json_ready(item) for key, item in value.items()}
+    return [_make_json_ready(item) for item in value] if isinstance(value, list) else value

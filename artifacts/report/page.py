@@ -112,12 +112,12 @@ def screened_table(report: RunReport) -> Table | None:
 
 def policies_as_json(evidence: ReportedRun) -> dict[str, str]:
     """Return the judged variants' policies without duplicates."""
-    found: dict[str, list[str]] = {}
+    recipes_of: dict[str, list[str]] = {}
     for variant in evidence.report.variants:
         if (judge := evidence.kept(JUDGE, variant.recipe)) is not None:
             text = json.dumps(judge.record.parameters, indent=1)
-            found.setdefault(text, []).append(variant.recipe)
-    return {", ".join(recipes): text for text, recipes in found.items()}
+            recipes_of.setdefault(text, []).append(variant.recipe)
+    return {", ".join(recipes): text for text, recipes in recipes_of.items()}
 
 
 def _text(value: Any) -> str:
@@ -164,9 +164,9 @@ def run_page(evidence: ReportedRun) -> str:
 def _baseline_bytes(evidence: ReportedRun) -> int | None:
     """Return the unquantized weights' size from any variant."""
     for recipe in evidence.recipes:
-        found = evidence.kept(CHECK_WEIGHTS, recipe)
-        if found is not None and found.result.size_ratio and found.result.weights_bytes:
-            return round(found.result.weights_bytes / found.result.size_ratio)
+        checked = evidence.kept(CHECK_WEIGHTS, recipe)
+        if checked is not None and checked.result.size_ratio and checked.result.weights_bytes:
+            return round(checked.result.weights_bytes / checked.result.size_ratio)
     return None
 
 

@@ -100,7 +100,10 @@ def _build(
             for name in names or list(RUN_ENVIRONMENTS)
         ]
     if as_json:
-        plain = [{**dataclasses.asdict(each), "python": str(each.python)} for each in built]
+        plain = [
+            {**dataclasses.asdict(environment), "python": str(environment.python)}
+            for environment in built
+        ]
         print_json({"schema_version": 1, "built": plain})
         return
     print_table(
@@ -119,8 +122,8 @@ def _diagnose(settings: Settings, profile: str, *, as_json: bool) -> None:
     environments = _statuses(settings)
     if as_json:
         plain = [{**dataclasses.asdict(each), "path": str(each.path)} for each in environments]
-        found = [dataclasses.asdict(each) for each in findings]
-        print_json({"schema_version": 1, "environments": plain, "findings": found})
+        plain_findings = [dataclasses.asdict(each) for each in findings]
+        print_json({"schema_version": 1, "environments": plain, "findings": plain_findings})
     else:
         print_table(
             ("environment", "state", "size", "where", "what is wrong"),

@@ -83,15 +83,15 @@ def export(
             f"there is no export for '{target}'", where="--for", hint=f"known: {', '.join(TARGETS)}"
         )
     settings = load_settings(store, public_key=public_key)
-    found, version = find_asked(reference, registry, settings)
-    canary_version, previous = other_versions(found, version, canary)
+    registered, version = find_asked(reference, registry, settings)
+    canary_version, previous = other_versions(registered, version, canary)
     made = read_version(
         version,
         weights,
         settings,
         trust_remote_code=trust_remote_code,
         image=image,
-        source=source or found.uri,
+        source=source or registered.uri,
         canary=canary_version,
         canary_weight=canary_weight,
         previous=previous,

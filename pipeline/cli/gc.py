@@ -50,31 +50,31 @@ def gc(
     from pipeline.environments.settings import load_settings
 
     settings = load_settings(store)
-    found = settings.open_store()
+    opened = settings.open_store()
     registries = [registry] if registry else []
     with open_display(as_json=as_json) as progress, ExitStack() as held:
         if dry_run:  # also of a read-only store
-            found.refuse_in_use()
+            opened.refuse_in_use()
         else:
-            held.enter_context(found.collect())
-        garbage = find_garbage(found, registries, older_than, progress)
-        for number, each in enumerate(() if dry_run else garbage, start=1):
-            remove(each, found)
+            held.enter_context(opened.collect())
+        garbage = find_garbage(opened, registries, older_than, progress)
+        for number, item in enumerate(() if dry_run else garbage, start=1):
+            remove(item, opened)
             progress.advance("remove", number, len(garbage))
     unused = collect(settings, dry_run=dry_run, older_than_days=older_than)
-    size = sum(each.size for each in garbage) + sum(each.size_bytes for each in unused)
+    size = sum(item.size for item in garbage) + sum(item.size_bytes for item in unused)
     if as_json:
-        removed = [each.to_dict() for each in garbage]
+        removed = [item.to_dict() for item in garbage]
         removed += [
-            {"kind": "environment", "path": str(each.path), "bytes": each.size_bytes}
-            for each in unused
+            {"kind": "environment", "path": str(item.path), "bytes": item.size_bytes}
+            for item in unused
         ]
         print_json({"schema_version": 1, "dry_run": dry_run, "bytes": size, "removed": removed})
         return
-    things = [(each.kind, each.size, each.path) for each in garbage]
-    things += [("environment", each.size_bytes, each.path) for each in unused]
+    things = [(item.kind, item.size, item.path) for item in garbage]
+    things += [("environment", item.size_bytes, item.path) for item in unused]
     if things:
         rows = [[kind, decimal(n), str(path)] for kind, n, path in things]
         print_table(["what", "size", "where"], rows)
     words = "would be removed" if dry_run else "removed"
-    print(f"{len(things)} things {words}, {decimal(size)}, from {found.root}")
+    print(f"{len(things)} things {words}, {decimal(size)}, from {opened.root}")

@@ -111,7 +111,7 @@ def asks(
 def _parameter(kind: type[CommandRequest], name: str) -> inspect.Parameter:
     """Return the parser's parameter of a request's field."""
     annotation = typing.get_type_hints(kind)[name]
-    default = next(each.default for each in fields(kind) if each.name == name)
+    default = next(declared.default for declared in fields(kind) if declared.name == name)
     if typing.get_origin(annotation) is tuple:
         annotation = list[str] | None
         default = None

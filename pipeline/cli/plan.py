@@ -216,25 +216,25 @@ def plan(
             print_capacity(capacity, verbose=verbose)
         raise typer.Exit(ExitCode.USAGE if capacity.refused else ExitCode.SUCCESS)
     with open_display(as_json=as_json) as progress:
-        found = forecast(request, load_settings(store), progress, hash_all=verbose)
+        report = forecast(request, load_settings(store), progress, hash_all=verbose)
     if as_json:
-        print_json(found.to_dict())
-        raise typer.Exit(found.exit_code)
-    for line in found.lines():
+        print_json(report.to_dict())
+        raise typer.Exit(report.exit_code)
+    for line in report.lines():
         print(line)
     if verbose:
-        print_table(["stage", "variant", "state", "expected"], [s.row for s in found.stages])
-        for line in serving_lines(found.choices.resolved()):
+        print_table(["stage", "variant", "state", "expected"], [s.row for s in report.stages])
+        for line in serving_lines(report.choices.resolved()):
             print(line)
-        print("asked as: " + ", ".join(f"{name} {form}" for name, form in found.forms.items()))
+        print("asked as: " + ", ".join(f"{name} {form}" for name, form in report.forms.items()))
         print_table(
             ["environment", "state", "size"],
             [
                 [e.key, str(e.state), decimal(e.size_bytes) if e.size_bytes else "-"]
-                for e in found.environments
+                for e in report.environments
             ],
         )
-    print_power(found.power)
-    for line in found.last_lines():
+    print_power(report.power)
+    for line in report.last_lines():
         print(line)
-    raise typer.Exit(found.exit_code)
+    raise typer.Exit(report.exit_code)

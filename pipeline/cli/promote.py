@@ -70,9 +70,9 @@ def promote(
     from pipeline.plan.resolved_options import registry_uri
 
     settings = load_settings(store)
-    found = settings.open_store()
+    opened = settings.open_store()
     run_id, _, variant = run.partition(":")
-    report = find_run(found, run_id, judged=True)
+    report = find_run(opened, run_id, judged=True)
     order = PromotionRequest(
         registry=registry_uri(registry or report.registry, settings),
         variant=variant or None,
@@ -83,7 +83,7 @@ def promote(
         signer=find_signer(settings, sign=sign),
     )
     with open_display(as_json=as_json) as progress:
-        promoted = promote_run(report, found, order, progress)
+        promoted = promote_run(report, opened, order, progress)
     if as_json:
         print_json({"schema_version": 1, "run": report.run, **promoted.model_dump()})
         return

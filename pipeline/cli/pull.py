@@ -71,7 +71,7 @@ def pull(
 
     settings = load_settings(store, public_key=public_key)
     key = settings.signing.public_key
-    required = dict(each.partition("=")[::2] for each in require or ())
+    required = dict(word.partition("=")[::2] for word in require or ())
     asked = None if "://" in reference else find_asked(reference, registry, settings)
     with open_display(as_json=as_json) as progress:
 

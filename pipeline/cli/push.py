@@ -65,14 +65,14 @@ def push(
     from pipeline.environments.settings import load_settings
 
     settings = load_settings(store, public_key=public_key)
-    found, version = find_asked(reference, registry, settings)
+    registered, version = find_asked(reference, registry, settings)
     wanted = reference.rpartition("@")[2]
     tag = wanted if wanted != version.version else f"v{wanted}"
     with open_display(as_json=as_json) as progress, tempfile.TemporaryDirectory() as temporary:
         folder = Path(version.source)
         if not folder.is_dir():
             folder = Path(temporary)
-            found.fetch(version, folder)
+            registered.fetch(version, folder)
         check_files(version, folder, settings.digests, public_key=settings.signing.public_key)
         sent = send(
             version,

@@ -74,7 +74,7 @@ def print_outcome(outcome: RecheckOutcome) -> None:
     if (now := outcome.now) is None:
         return
     then = outcome.past.bundle.variant
-    before, after = ({gate.name: gate for gate in each.gates} for each in (then, now))
+    before, after = ({gate.name: gate for gate in report.gates} for report in (then, now))
     rows = [[n, *gate_cells(before.get(n)), *gate_cells(after.get(n))] for n in before | after]
     rows.append(["all", "", then.verdict, "", now.verdict])
     print_table(["gate", "then", "", "now", ""], rows)

@@ -55,11 +55,11 @@ def registry(
 
     if history and name is None:
         raise UsageError("--history needs a name", where="prepare registry", hint="see --help")
-    found = open_asked(registry, load_settings(store))
+    opened = open_asked(registry, load_settings(store))
     if name is None:
-        versions = [version for each in found.names() for version in found.versions(each)]
+        versions = [version for each in opened.names() for version in opened.versions(each)]
     else:
-        model = found.existing(name)
+        model = opened.existing(name)
         versions = list(model.versions)
     if name is not None and history:
         print_history(model.history, as_json=as_json)
@@ -118,5 +118,5 @@ def find_asked(
     """Return registry and version, or raise UsageError."""
     from artifacts.deploy.registered import find_version
 
-    found = open_asked(registry, settings)
-    return found, find_version(found, reference)
+    opened = open_asked(registry, settings)
+    return opened, find_version(opened, reference)

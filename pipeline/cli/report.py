@@ -41,9 +41,9 @@ def report(
     from artifacts.run_record import find_run
     from pipeline.environments.settings import load_settings
 
-    found = load_settings(store).open_store()
+    opened = load_settings(store).open_store()
     evidence = ReportedRun(
-        find_run(found, run, judged=True), found, with_conversations=with_conversations
+        find_run(opened, run, judged=True), opened, with_conversations=with_conversations
     )
     page = run_page(evidence)
     name = f"report-{evidence.report.run}.html"

@@ -48,8 +48,8 @@ def rollback(
     from artifacts.registry import Cause, who_am_i
     from pipeline.environments.settings import load_settings
 
-    found = open_asked(registry, load_settings(store))
-    move = found.roll_back(
+    opened = open_asked(registry, load_settings(store))
+    move = opened.roll_back(
         name, alias, Cause("rollback", who_am_i(), reason=reason), to=to, replaces=if_current
     )
     if as_json:

@@ -52,13 +52,13 @@ def runs(
     from artifacts.run_record import find_run
     from pipeline.environments.settings import load_settings
 
-    found = load_settings(store).open_store()
+    opened = load_settings(store).open_store()
     if run is None and not (follow or paths):
-        print_runs(found, as_json=as_json)
+        print_runs(opened, as_json=as_json)
         return
-    report = find_run(found, run or "latest")
+    report = find_run(opened, run or "latest")
     if follow:
-        follow_run(report, store, found, as_json=as_json)
+        follow_run(report, store, opened, as_json=as_json)
     elif as_json:
         print(report.model_dump_json(indent=1))
     else:
@@ -68,10 +68,10 @@ def runs(
             print_tuning(report)
             if report.tuning.verdict is None:
                 print_ending(report, is_shown=True)
-        for words in {each.history.words for each in report.variants if each.history}:
+        for words in {variant.history.words for variant in report.variants if variant.history}:
             if words:
                 print(words)
-        print_stages(report, found, paths=paths)
+        print_stages(report, opened, paths=paths)
 
 
 def print_runs(store: Store, *, as_json: bool) -> None:
@@ -98,7 +98,9 @@ def print_runs(store: Store, *, as_json: bool) -> None:
             report.resolved.checkpoint,
             f"{report.tuning.winner or 'no candidate'}: {report.tuning.verdict}"
             if report.tuning is not None and report.tuning.verdict is not None
-            else ", ".join(f"{each.recipe}: {each.short_verdict}" for each in report.variants),
+            else ", ".join(
+                f"{variant.recipe}: {variant.short_verdict}" for variant in report.variants
+            ),
             f"{report.seconds:.0f} s",
         ]
         for report in found

@@ -56,11 +56,11 @@ def show(
     from recipes import catalog
     from recipes.policy import Policy
 
-    found = catalog.load_shown(name)
+    shown = catalog.load_shown(name)
     if as_json:
-        print_json(found.model_dump(exclude_none=True))
+        print_json(shown.model_dump(exclude_none=True))
         return
-    keys = found.file_keys() if isinstance(found, Policy) else found.model_dump(exclude_none=True)
+    keys = shown.file_keys() if isinstance(shown, Policy) else shown.model_dump(exclude_none=True)
     print(yaml.safe_dump(keys, sort_keys=False), end="")
 
 
@@ -72,30 +72,30 @@ def _show_prompt(
     from recipes import catalog
 
     with open_display() as display:
-        found = first_prompt(
+        prompt = first_prompt(
             catalog.load_policy(policy or "default"), name, checkpoint, eval_data, display
         )
     if as_json:
-        print_json(found)
+        print_json(prompt)
         return
-    print(found["prompt"])
-    for choice in found["choices"]:
+    print(prompt["prompt"])
+    for choice in prompt["choices"]:
         print(f"choice: {choice!r}")
 
 
 def _list_all(*, as_json: bool) -> None:
     from recipes import catalog
 
-    recipes = [catalog.load_recipe(each) for each in catalog.recipe_names()]
-    profiles = [catalog.load_profile(each) for each in catalog.profile_names()]
-    policies = [catalog.load_policy(each) for each in catalog.policy_names()]
+    recipes = [catalog.load_recipe(item) for item in catalog.recipe_names()]
+    profiles = [catalog.load_profile(item) for item in catalog.profile_names()]
+    policies = [catalog.load_policy(item) for item in catalog.policy_names()]
     if as_json:
         print_json(
             {
                 "schema_version": 1,
-                "recipes": [each.model_dump(exclude_none=True) for each in recipes],
-                "profiles": [each.model_dump(exclude_none=True) for each in profiles],
-                "policies": [each.model_dump(exclude_none=True) for each in policies],
+                "recipes": [item.model_dump(exclude_none=True) for item in recipes],
+                "profiles": [item.model_dump(exclude_none=True) for item in profiles],
+                "policies": [item.model_dump(exclude_none=True) for item in policies],
             }
         )
         return

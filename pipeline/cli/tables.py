@@ -221,7 +221,7 @@ def print_stages(report: RunReport, store: Store, *, paths: bool = False) -> Non
     if rows:
         print_table(["stage", "variant", "status", "time"], rows)
     # Stages of one variant are adjacent.
-    if firsts := {each.partition(": ")[0]: each for each in reversed(report.running)}:
+    if firsts := {line.partition(": ")[0]: line for line in reversed(report.running)}:
         print(f"running: {log_line('; '.join(reversed(firsts.values())))}")
     found = [
         (stage, store.stage_folder(stage.stage, stage.key)) for stage in report.stages if stage.key

@@ -54,13 +54,15 @@ def print_tuning(report: RunReport) -> None:
         return
     rows = [
         [
-            each.name,
-            f"{each.output_tokens_per_s:,.1f}" if each.output_tokens_per_s is not None else "",
-            f"{each.ratio_to_defaults:.3f}" if each.ratio_to_defaults is not None else "",
-            each.outcome,
-            each.reason,
+            candidate.name,
+            f"{candidate.output_tokens_per_s:,.1f}"
+            if candidate.output_tokens_per_s is not None
+            else "",
+            f"{candidate.ratio_to_defaults:.3f}" if candidate.ratio_to_defaults is not None else "",
+            candidate.outcome,
+            candidate.reason,
         ]
-        for each in tuning.screening
+        for candidate in tuning.screening
     ]
     print_table(["candidate", "tokens/s", "of defaults", "", "why"], rows)
     if tuning.verdict is None:

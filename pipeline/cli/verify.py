@@ -64,8 +64,8 @@ def verify(
     """
     parse_path(reference)
     if is_version(reference):
-        found, public_key = registered_folder(reference, registry, store, public_key)
-        reference = str(found)
+        folder, public_key = registered_folder(reference, registry, store, public_key)
+        reference = str(folder)
     if is_folder(reference):
         if not Path(reference).is_dir():
             raise UsageError(
@@ -120,9 +120,9 @@ def verify_run(run: str, store: Path | None, *, as_json: bool) -> bool:
     from artifacts.run_record import find_run
     from pipeline.environments.settings import load_settings
 
-    found = load_settings(store).open_store()
-    report = find_run(found, run, judged=True)
-    checks = check_run(report, found)
+    opened = load_settings(store).open_store()
+    report = find_run(opened, run, judged=True)
+    checks = check_run(report, opened)
     same = not any(check.differences for check in checks)
     if as_json:
         variants = [asdict(check) for check in checks]

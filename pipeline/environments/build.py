@@ -75,15 +75,15 @@ class Interpreter(Record):
 def describe(python: Path, modules: Sequence[str] = ()) -> Interpreter:
     """Describe `python` without importing top-level modules, or raise EnvironmentBuildError."""
     try:
-        found = Interpreter.model_validate(parse_json(_run(python, _DESCRIBE, modules)))
+        interpreter = Interpreter.model_validate(parse_json(_run(python, _DESCRIBE, modules)))
     except ValueError as error:
         raise EnvironmentBuildError(
             "the interpreter does not behave like Python",
             where=str(python),
             hint="correct its path in the settings file, key environments",
         ) from error
-    versions = {normalize(name): version for name, version in found.versions.items()}
-    return found.model_copy(update={"versions": versions})
+    versions = {normalize(name): version for name, version in interpreter.versions.items()}
+    return interpreter.model_copy(update={"versions": versions})
 
 
 def fault_of(found: Interpreter, definition: EnvironmentDefinition) -> str:
@@ -218,10 +218,10 @@ def _install(definition: EnvironmentDefinition, folder: Path, progress: Progress
 
 def _check(definition: EnvironmentDefinition, folder: Path) -> EnvironmentRecord:
     python = interpreter_path(folder)
-    found = describe(python, definition.modules)
+    interpreter = describe(python, definition.modules)
     # Finds missing shared libraries, too.
     _run(python, f"import {', '.join(definition.modules)}", (), _IMPORT_TIMEOUT_S)
-    if fault := fault_of(found, definition):
+    if fault := fault_of(interpreter, definition):
         raise EnvironmentBuildError(
             f"the {definition.key} environment was installed, but {fault}",
             where=str(folder),
@@ -230,8 +230,8 @@ def _check(definition: EnvironmentDefinition, folder: Path) -> EnvironmentRecord
     return EnvironmentRecord(
         key=definition.key,
         identity=definition.identity,
-        python=found.python,
-        versions=found.versions,
+        python=interpreter.python,
+        versions=interpreter.versions,
         size_bytes=folder_bytes(folder),
         built=datetime.now(UTC).isoformat(timespec="seconds"),
     )

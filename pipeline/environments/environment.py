@@ -158,14 +158,14 @@ def lock_file(folder: Path) -> Path:
 def processes_using(folder: Path) -> list[int]:
     """Return processes that use `folder`, if readable."""
     needle = os.fsencode(folder) + b"/"
-    found = []
+    users = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended, or belongs to another user
             # Only the program counts: an editor may have a file open.
             program = (process / "cmdline").read_bytes().partition(b"\0")[0]
             if needle in program or needle in (process / "maps").read_bytes():
-                found.append(int(process.name))
-    return sorted(set(found) - {os.getpid()})
+                users.append(int(process.name))
+    return sorted(set(users) - {os.getpid()})
 
 
 def status(name: str, accelerator: Accelerator, settings: Settings) -> EnvironmentStatus:
@@ -244,15 +244,15 @@ def _describe(
 ) -> tuple[str, dict[str, str]]:
     """Return digest and packages of a site's interpreter; raise EnvironmentBuildError."""
     try:
-        found = describe(override.python, definition.modules)
+        interpreter = describe(override.python, definition.modules)
     except EnvironmentBuildError as error:
         error.hint = "correct `environments` in the settings file"
         raise
-    if fault := fault_of(found, definition):
+    if fault := fault_of(interpreter, definition):
         raise EnvironmentBuildError(
             f"the interpreter named for '{definition.name}' {fault}",
             where=str(override.python),
             hint="install them there, or remove it from `environments` in the settings file",
         )
-    described = [str(override.python), found.python, sorted(found.versions.items())]
-    return hashlib.sha256(json.dumps(described).encode()).hexdigest(), found.versions
+    described = [str(override.python), interpreter.python, sorted(interpreter.versions.items())]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest(), interpreter.versions

@@ -41,7 +41,7 @@ def collect(settings: Settings, *, dry_run: bool, older_than_days: float) -> lis
     Another checkout may use outdated ones. Compile caches go after the same time.
     """
     home = settings.home
-    current = {environment_folder(home, each) for each in definitions(Accelerator)}
+    current = {environment_folder(home, definition) for definition in definitions(Accelerator)}
     removed = []
     is_ours = os.access(environments_folder(home), os.W_OK, effective_ids=True)  # or an image's
     for folder in sorted(environments_folder(home).glob("*")) if is_ours else ():
@@ -70,11 +70,11 @@ def _reason_to_remove(folder: Path, is_current: bool, older_than_days: float) ->
 def _remove(folder: Path, reason: str, *, dry_run: bool) -> list[RemovedItem]:
     if processes_using(folder):
         return []
-    found = RemovedItem(folder, reason, folder_bytes(folder))
+    item = RemovedItem(folder, reason, folder_bytes(folder))
     if not dry_run:
         cure = "remove it by hand, as the user who made it"
         with raise_as(EnvironmentBuildError, "it cannot be removed", str(folder), cure):
             # The record first: an interrupted removal leaves an incomplete build.
             (folder / RECORD_NAME).unlink(missing_ok=True)
             shutil.rmtree(folder)
-    return [found]
+    return [item]

@@ -107,13 +107,13 @@ def pip_settings() -> dict[str, str]:
             ).stdout
         except (OSError, subprocess.SubprocessError):
             continue
-        found: dict[str, dict[str, str]] = {"global": {}, "install": {}}
+        by_section: dict[str, dict[str, str]] = {"global": {}, "install": {}}
         for line in listing.splitlines():
             key, separator, quoted = line.partition("=")
             section, _, option = key.partition(".")
-            if separator and section in found:
-                found[section][option] = str(ast.literal_eval(quoted))
-        return found["global"] | found["install"]
+            if separator and section in by_section:
+                by_section[section][option] = str(ast.literal_eval(quoted))
+        return by_section["global"] | by_section["install"]
     return {}
 
 

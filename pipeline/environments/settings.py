@@ -141,8 +141,8 @@ def load_settings(store: Path | None = None, public_key: Path | None = None) -> 
         if given is not None:
             option = key.rpartition(".")[2].replace("_", "-")
             return absolute_from(Path.cwd(), given, f"--{option}")
-        if variable and (found := path_variable(variable)):
-            return found
+        if variable and (path_of_variable := path_variable(variable)):
+            return path_of_variable
         return path and file and absolute_from(file.parent, path, f"{file}, key {key}")
 
     home = find("home", told.home, "PREPARE_HOME") or xdg_folder("CACHE", ".cache")
@@ -153,8 +153,8 @@ def load_settings(store: Path | None = None, public_key: Path | None = None) -> 
         store=find("store", told.store, "PREPARE_STORE", store) or home / "store",
         environments={
             name: EnvironmentOverride(python=path)
-            for name, each in told.environments.items()
-            if (path := find(f"environments.{name}.python", each.python))
+            for name, override in told.environments.items()
+            if (path := find(f"environments.{name}.python", override.python))
         },
         signing=SigningKeys(
             private_key=find("signing.private_key", keys.private_key, "PREPARE_PRIVATE_KEY"),

@@ -183,18 +183,22 @@ def _check_folders(settings: Settings, accelerator: Accelerator) -> Iterator[Doc
 def _check_environments(settings: Settings, accelerator: Accelerator) -> Iterator[DoctorCheck]:
     for name in environment_names():
         try:
-            found = status(name, accelerator, settings)
+            environment = status(name, accelerator, settings)
         except UsageError as error:  # a package's declaration is malformed
             yield _warning(f"environment {name}", f"{error.message} ({error.where})", error.hint)
             continue
-        subject = f"environment {found.key}"
-        if found.state is not EnvironmentState.BROKEN:
-            is_made = found.state is not EnvironmentState.MISSING
-            yield _ok(subject, str(found.state) if is_made else NOT_BUILT)
+        subject = f"environment {environment.key}"
+        if environment.state is not EnvironmentState.BROKEN:
+            is_made = environment.state is not EnvironmentState.MISSING
+            yield _ok(subject, str(environment.state) if is_made else NOT_BUILT)
         elif name in settings.environments:
-            yield _problem(subject, found.reason, "correct `environments` in the settings file")
+            yield _problem(
+                subject, environment.reason, "correct `environments` in the settings file"
+            )
         else:
-            yield _warning(subject, found.reason, f"build it now: prepare doctor --build {name}")
+            yield _warning(
+                subject, environment.reason, f"build it now: prepare doctor --build {name}"
+            )
 
 
 def _check_cpu() -> Iterator[DoctorCheck]:
@@ -218,7 +222,7 @@ def _check_cpu() -> Iterator[DoctorCheck]:
 
 def _nearest_existing(path: Path) -> Path:
     """Return the path or its nearest parent."""
-    return next(each for each in (path, *path.parents) if each.exists())
+    return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 def _find_write_fault(path: Path) -> str:

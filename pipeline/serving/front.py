@@ -229,7 +229,10 @@ class _Front:
             if not has_key:
                 line = b"GET " + self._health + b" HTTP/1.1"
                 headers = [(b"host", b"localhost")]
-            sent = [line, *(b"%s: %s" % each for each in headers if each[0] not in _NOT_FORWARDED)]
+            sent = [
+                line,
+                *(b"%s: %s" % field for field in headers if field[0] not in _NOT_FORWARDED),
+            ]
             requests.write(b"\r\n".join([*sent, b"connection: close", b"", b""]))
             await _pass_on(reader if has_key else None, requests, answers, writer)
         finally:

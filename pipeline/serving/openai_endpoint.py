@@ -96,11 +96,11 @@ class OpenAIEndpoint:
             answer = self.request("POST", "/v1/completions", body)
             for line in answer.content.decode(errors="replace").splitlines():
                 part = line.removeprefix("data:").strip()
-                found = parse_json(part) if part.startswith("{") else {}
-                if (fault := find_error(found)) is not None:
+                chunk = parse_json(part) if part.startswith("{") else {}
+                if (fault := find_error(chunk)) is not None:
                     raise ValueError(f"it says: {fault[0][:300]}")
-                if not found.get("choices") and isinstance(found.get("usage"), dict):
-                    counts.append(found["usage"].get("completion_tokens"))
+                if not chunk.get("choices") and isinstance(chunk.get("usage"), dict):
+                    counts.append(chunk["usage"].get("completion_tokens"))
             if counts[-1:] != [STREAMED_TOKENS]:
                 raise ValueError(f"it counts {str(counts[-1:])[:40]} of {STREAMED_TOKENS} tokens")
         except ValueError as error:
@@ -116,7 +116,7 @@ class OpenAIEndpoint:
         try:
             # The name is sent back, so it must be text that can be encoded.
             listed = parse_json(self.request("GET", "/v1/models").content)["data"]
-            return {str(each["id"]): dict(each) for each in listed}
+            return {str(model["id"]): dict(model) for model in listed}
         except (ValueError, LookupError, TypeError) as error:
             raise ServingError(
                 f"the endpoint does not list its models: {error}",
