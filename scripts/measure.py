@@ -21,7 +21,7 @@ CEILINGS = {
     "own_names_imported_per_file": 11.6,
     "classes": 462,
     "tuple_assignments": 0,
-    "files_in_a_folder": 28,
+    "files_in_a_folder": 27,
     "class_names_with_two_meanings": 0,
 }
 """The goals are 260,000 tokens, 9 own names per file and 390 classes."""
