@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -27,6 +26,7 @@ from pipeline.environments.installer import (
     CPU_TORCH,
     has_cpu_torch,
     installer_variables,
+    locked_python,
     run_uv,
 )
 from prepare.errors import EnvironmentBuildError
@@ -190,8 +190,7 @@ def _install(definition: EnvironmentDefinition, folder: Path, progress: Progress
         if line.startswith(_TOLD):
             progress.note(f"{definition.key}: {line}")
 
-    # The running interpreter, because the identity includes its version.
-    new = ("venv", "--no-project", "--python", sys.executable, str(folder))
+    new = ("venv", "--no-project", "--python", locked_python(), str(folder))
     run_uv(new, folder=folder.parent)
     wheels = installer_variables().get("UV_FIND_LINKS", "")
     if definition.pins.get("torch", "").endswith("+cpu") and not has_cpu_torch(wheels):

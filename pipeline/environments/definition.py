@@ -25,7 +25,7 @@ from prepare.plugins import ENVIRONMENTS, find_plugin, plugin_names
 SOURCE_BUILDS = LOCKS / "source-builds.txt"
 """Lock of what builds packages that have no wheel."""
 LOCKED_PYTHON = (3, 11)
-"""Python version that the locks were resolved for."""
+"""Python version of all environments, which the locks were resolved for."""
 
 BUILD_REVISION = 2
 """Increment this when the build of an unchanged definition changes."""
@@ -87,7 +87,7 @@ class EnvironmentDefinition:
             "lock": sorted(self.pins.items()),
             "plugins": [_digest_sources(folder) for folder in self.plugins],
             "revision": BUILD_REVISION,
-            "python": [sys.implementation.name, *sys.version_info[:2]],
+            "python": [sys.implementation.name, *LOCKED_PYTHON],
             "platform": sysconfig.get_platform(),
             "key": self.key,
         }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import sysconfig
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from pipeline.environments.installer import find_locked_python
 from prepare.gpus import MIN_DRIVER_VERSION, is_driver_too_old, query_driver, visible_gpus
 
 
@@ -31,8 +32,18 @@ class DoctorCheck:
     hint: str = ""  # remedy; empty if the check passed
 
 
-# The environments use the running interpreter, and so its headers.
-PYTHON_HEADER = Path(sysconfig.get_path("include"), "Python.h")
+def find_header() -> Path | None:
+    """Return where Python.h of the environments' interpreter is; None if uv fetches it, with it."""
+    python = find_locked_python()
+    if python is None:
+        return None
+    asked = subprocess.run(
+        [str(python), "-I", "-c", "import sysconfig; print(sysconfig.get_path('include'))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return Path(asked.stdout.strip(), "Python.h")
 
 
 def check_driver() -> Iterator[DoctorCheck]:
@@ -79,13 +90,14 @@ def check_compilers() -> Iterator[DoctorCheck]:
             "none found; vLLM's Triton kernels need one on a GPU",
             "install one, such as Debian's gcc, or set CC",
         )
-    if PYTHON_HEADER.is_file():
-        yield DoctorCheck("Python.h", Severity.OK, str(PYTHON_HEADER))
+    header = find_header()
+    if header is None or header.is_file():
+        yield DoctorCheck("Python.h", Severity.OK, str(header or "comes with the Python of uv"))
     else:
         yield DoctorCheck(
             "Python.h",
             Severity.WARNING,
-            f"not at {PYTHON_HEADER}; vLLM's Triton kernels are compiled against it on a GPU",
+            f"not at {header}; vLLM's Triton kernels are compiled against it on a GPU",
             "install Python's headers, such as Debian's python3-dev, or run prepare with a Python "
             "that has them",
         )

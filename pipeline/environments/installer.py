@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pipeline.environments.definition import LOCKED_PYTHON
 from prepare.errors import EnvironmentBuildError, raise_as
 from prepare.process_environment import NetworkAccess, server_environment
 from prepare.supervisor import die_with_parent
@@ -25,8 +26,9 @@ _UV_VARIABLES = {
 }
 _CURE = (
     "behind a mirror set UV_DEFAULT_INDEX, and UV_FIND_LINKS to where torch's CPU wheel is; "
-    "PREPARE_HOME and UV_CACHE_DIR select a larger or writable disk; the locks are for Python 3.11 "
-    "on x86-64 Linux; or name an interpreter in the settings file"
+    "PREPARE_HOME and UV_CACHE_DIR select a larger or writable disk; the locks are for x86-64 "
+    "Linux and Python 3.11, which uv fetches where there is none; or name an interpreter in the "
+    "settings file"
 )
 
 
@@ -71,6 +73,29 @@ def run_uv(
             where=" ".join(command),
             hint=_CURE,
         )
+
+
+def locked_python() -> str:
+    """Return what uv makes environments with: this interpreter, or one that it finds or fetches."""
+    if sys.version_info[:2] == LOCKED_PYTHON:
+        return sys.executable
+    return ".".join(map(str, LOCKED_PYTHON))
+
+
+def find_locked_python() -> Path | None:
+    """Return the interpreter of environments; None if uv would have to fetch one."""
+    if sys.version_info[:2] == LOCKED_PYTHON:
+        return Path(sys.executable)
+    from uv import find_uv_bin
+
+    found = subprocess.run(
+        [find_uv_bin(), "--no-config", "python", "find", locked_python()],
+        env={**installer_variables(), "UV_PYTHON_DOWNLOADS": "never"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return Path(found.stdout.strip()) if found.returncode == 0 else None
 
 
 def installer_variables() -> dict[str, str]:

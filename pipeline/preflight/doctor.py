@@ -27,6 +27,7 @@ from pipeline.environments.definition import (
 )
 from pipeline.environments.environment import EnvironmentState, status
 from pipeline.environments.gpu_host import DoctorCheck, Severity, check_compilers, check_driver
+from pipeline.environments.installer import find_locked_python
 from pipeline.plan.serving_profile import fit_profile, load_named_profile
 from pipeline.preflight.machine import find_gpu_fault, find_missing_gpus, machine_of
 from prepare.errors import UsageError
@@ -121,15 +122,17 @@ def _check_busy(gpus: Sequence[VisibleGpu]) -> Iterator[DoctorCheck]:
 
 def _check_programs() -> Iterator[DoctorCheck]:
     version = platform.python_version()
+    locked = ".".join(map(str, LOCKED_PYTHON))
     if sys.version_info[:2] == LOCKED_PYTHON:
         yield _ok("python", version)
+    elif (found := find_locked_python()) is not None:
+        yield _ok("python", f"{version}; environments are made with Python {locked}, {found}")
     else:
-        locked = ".".join(map(str, LOCKED_PYTHON))
         yield _warning(
             "python",
-            f"{version}; the locks were resolved for {locked}, a package may have no wheel for "
-            "yours",
-            f"if a build fails, run prepare with Python {locked}",
+            f"{version}; environments are made with Python {locked}, which uv fetches from GitHub",
+            f"without a network install Python {locked}; behind a mirror set "
+            "UV_PYTHON_INSTALL_MIRROR",
         )
     try:
         command = [find_uv_bin(), "--version"]

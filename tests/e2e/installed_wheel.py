@@ -19,13 +19,13 @@ def build_wheel(folder: Path) -> Path:
 
 
 def run_installed(
-    program: Path, *arguments: str | Path, home: Path, timeout: float = 180
+    program: Path, *arguments: str | Path, home: Path, timeout: float = 300, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run an environment's program, with any exit code."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return subprocess.run(
         [str(word) for word in (program, *arguments)],
-        env={**kept, "PREPARE_HOME": str(home), "HF_HUB_OFFLINE": "1"},
+        env={**kept, "PREPARE_HOME": str(home), "HF_HUB_OFFLINE": "1", **variables},
         cwd=home,
         capture_output=True,
         text=True,

@@ -97,3 +97,19 @@ def test_evidence_is_verified(program: Path, bundle: Path, tmp_path: Path) -> No
     card = edited / "README.md"
     card.write_text(card.read_text().replace("pass", "fail"))
     assert run_installed(program, "verify", edited, home=tmp_path).returncode == 1
+
+
+def test_environments_have_the_python_of_their_locks(program: Path, tmp_path: Path) -> None:
+    """The hashes of torch's wheels are of that Python; a bare machine's is another one."""
+    locked = str(Path(sys.executable).resolve().parent)
+    path = os.pathsep.join([locked, os.environ["PATH"]])
+    words = ("doctor", "--build", "evaluate", "--accelerator", "cpu", "--json")
+    done = run_installed(program, *words, home=tmp_path, PATH=path)
+    (built,) = json.loads(done.stdout)["built"]
+    asked = subprocess.run(
+        [built["python"], "-c", "import sys; print(*sys.version_info[:2])"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert asked.stdout.split() == ["3", "11"]
