@@ -35,7 +35,7 @@ def call_limited(
 ) -> Any:
     """Return the call's result as JSON has it.
 
-    `memory_bytes` are beyond this process's. PrepareError, ModuleNotFoundError: as raised.
+    `memory_bytes` are beyond this process's. PrepareError, ImportError: as raised.
     CallError: a limit was exceeded, or any other exception.
     """
     seconds = CPU_SECONDS if seconds is None else seconds
@@ -57,7 +57,7 @@ def call_limited(
     if "error" in found:
         raise from_dict(found["error"])
     if "missing" in found:
-        raise ModuleNotFoundError(found["missing"])
+        raise ImportError(found["missing"])
     if "raised" in found:
         raise CallError(found["raised"])
     return found["value"]
@@ -88,7 +88,7 @@ def _answer(call: Callable[[], Any], writer: int, seconds: int, memory_bytes: in
             found = {"value": call()}
         except PrepareError as error:
             found = {"error": error.to_dict()}
-        except ModuleNotFoundError as error:  # no fault of the call
+        except ImportError as error:  # no fault of the call
             found = {"missing": str(error)}
         except Exception as error:
             found = {"raised": f"{type(error).__name__}: {error}"[:1000]}

@@ -235,5 +235,7 @@ def _or_none(work: Callable[[], Any]) -> Any:
     """Return a result; None if a model's text makes BFCL's code fail."""
     try:
         return work()
+    except ImportError:
+        raise
     except Exception:
         return None

@@ -172,6 +172,8 @@ class PresetKind(TextKind[Any]):
             for document, place in zip(documents, places, strict=True):
                 try:
                     self._task(task, document).score_text(document, "A text of some words.")
+                except ImportError:
+                    raise
                 except Exception as error:  # each checker has its own ways to refuse
                     raise EvaluationDataError(
                         f"lm-eval cannot score an answer: {type(error).__name__}: {error}"[:300],

@@ -99,8 +99,9 @@ def _fault_in(text: str, schema: dict[str, Any]) -> str:
         value = parse_json(text, whole_text=False, values=MAX_VALUES)
     except UntrustedJsonError as error:
         return f"not JSON: {error}"[:200]
+    validator = _validator(schema)
     try:
-        fault = best_match(_validator(schema).iter_errors(value))
+        fault = best_match(validator.iter_errors(value))
     except Exception as error:  # the library's, such as OverflowError for 10**400
         return f"the schema cannot be applied: {type(error).__name__}"
     return f"{fault.json_path}: {fault.message}"[:200] if fault else ""

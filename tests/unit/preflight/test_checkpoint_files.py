@@ -41,7 +41,6 @@ from prepare.errors import CheckpointError, VerificationError
 from recipes.catalog import load_recipe
 from recipes.checkpoints.chat_template import ModelGeneration
 from recipes.checkpoints.checkpoint import read_folder
-from recipes.checkpoints.same_tokens import check_same_tokens
 from recipes.checkpoints.small_files import TEMPLATES_FOLDER
 from recipes.checkpoints.tokenizer_file import parse_tokenizer
 from recipes.checkpoints.weight_files import INDEX
@@ -290,7 +289,3 @@ def test_a_snapshot_of_the_hubs_cache_by_its_path(tmp_path: Path, is_inside: boo
         return
     with pytest.raises(CheckpointError, match="leaves the checkpoint's folder"):
         inspected(snapshot)
-
-
-def test_a_folder_without_a_tokenizer_file_is_not_compared(tmp_path: Path) -> None:
-    check_same_tokens(None, tmp_path)

@@ -63,8 +63,18 @@ def test_another_error_is_named() -> None:
 def test_a_missing_package_is_no_fault_of_the_call() -> None:
     """Else every answer of a suite would score nothing."""
     for run in (call_limited, lambda call: grade_all([call], 0.0)):
-        with pytest.raises(ModuleNotFoundError, match="not_installed"):
+        with pytest.raises(ImportError, match="not_installed"):
             run(lambda: __import__("not_installed"))
+
+
+def test_a_package_of_another_version_is_no_fault_of_the_call() -> None:
+    """It has the module, and lacks a name in it: an answer would score 0."""
+
+    def call() -> None:
+        from json import no_such_name  # type: ignore[attr-defined] # noqa: F401
+
+    with pytest.raises(ImportError, match="no_such_name"):
+        grade_all([call, call], None)
 
 
 def test_one_of_many_that_fails_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -18,6 +19,12 @@ PERSON = {
     "required": ["name"],
     "additionalProperties": False,
 }
+
+
+def test_a_package_that_is_missing_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "referencing", None)
+    with pytest.raises(ImportError, match="referencing"):
+        find_fault("{}", {})
 
 
 def row(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eval_gates.rows import Reply, ToolCall
-from eval_gates.suites.bfcl import evaluate_arithmetic, right_calls
+from eval_gates.suites.bfcl import _or_none, evaluate_arithmetic, right_calls
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.tools import Tools, ToolsTask, _readings, calls_in
 
@@ -47,6 +47,15 @@ def test_escaped_values_of_calls_are_read_both_ways() -> None:
     assert read == [[{"f": {"a": "x &lt; y"}}], [{"f": {"a": "x < y"}}]]
     plain = Reply(calls=(ToolCall("f", "{}"),))
     assert _readings(plain) == [plain]
+
+
+def test_a_package_that_is_missing_is_no_wrong_answer() -> None:
+    def missing() -> None:
+        raise ImportError("tree_sitter")
+
+    with pytest.raises(ImportError, match="tree_sitter"):
+        _or_none(missing)
+    assert _or_none(lambda: {}["a text of the model"]) is None
 
 
 @given(left=NUMBERS, right=NUMBERS, sign=st.sampled_from("+-*"))
