@@ -147,6 +147,11 @@ def check_variables(variables: Mapping[str, Any], engine: str = DEFAULT) -> None
                 f"a profile must not set the variable {shown}: it does not tune the engine, and "
                 "it could make the server run or load something that was not gated"
             )
+        if re.fullmatch(serving.silencing, f"{name}={value}", re.IGNORECASE):
+            raise EngineArgumentError(
+                f"a profile must not set the variable {shown} to {value!r:.80}: the engine's log "
+                "would not say whether it took the checkpoint's scales"
+            )
         is_ours = _VARIABLES_OF_OURS.fullmatch(name) or re.fullmatch(
             serving.reaching, name, re.IGNORECASE
         )

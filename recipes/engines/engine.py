@@ -101,6 +101,8 @@ class Engine(Protocol):
     tuning: str = "(?!)"
     # Expression of those among them that load code or open connections.
     reaching: str = "(?!)"
+    # Expression of those that hide lines of its log, as NAME=VALUE.
+    silencing: str = "(?!)"
 
     @abstractmethod
     def command(self, python: str, launch: LaunchSpec) -> list[str]:

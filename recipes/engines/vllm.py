@@ -249,6 +249,7 @@ class Vllm(Engine):
     acceptance = ACCEPTANCE
     words_or_folders: Mapping[str, tuple[str, ...]] = {"generation-config": ("auto", "vllm")}
     tuning = "VLLM_.*"
+    silencing = r"VLLM_LOGGING_LEVEL=(?!(DEBUG|INFO)$).*|VLLM_CONFIGURE_LOGGING=(?!1$).*"
     reaching = (
         r"VLLM_(ALLOW_.*|SERVER_DEV_MODE|HOST_IP|PORT|USE_MODELSCOPE|.*PLUGIN.*|.*_PATH|.*_URL"
         r"|S3_.*)|VLLM_.*_(HOST|IP|PORT)"

@@ -10,6 +10,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ SHAREGPT_ROLES = {
 }
 ROWS = "calibration.jsonl"
 # How a file's rows are read, by the end of its name; each may be gzipped.
-FORMS = {".jsonl": "jsonl", ".txt": "text", ".csv": "csv", ".tsv": "tsv"}
+TEXTS = "text"
+FORMS = {".jsonl": "jsonl", ".txt": TEXTS, ".csv": "csv", ".tsv": "tsv"}
+FIRST_ROWS = 8  # that show what a file of texts is
 READ = f"{', '.join(FORMS)}, each also with .gz"
 # Any of these is found under a name that is one of them: recipes name what their own data has.
 COLUMNS = ("text", "messages", "conversations")
@@ -61,9 +64,22 @@ def read_rows(file: Path, form: str) -> Iterator[tuple[int, Any]]:
     if form in ("csv", "tsv"):
         yield from _table_rows(lines, "," if form == "csv" else "\t")
         return
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            yield number, line
+    rows = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
+    first = list(islice(rows, FIRST_ROWS))
+    if form == TEXTS and first and all(_is_object(line) for _, line in first):
+        raise UntrustedLinesError(
+            "its lines are JSON objects, and would be calibrated on as they are written: name the "
+            "file .jsonl"
+        )
+    yield from first
+    yield from rows
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(parse_json(line, finite=False, whole_text=False), dict)
+    except ValueError:
+        return False
 
 
 def _table_rows(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, dict[str, str]]]:

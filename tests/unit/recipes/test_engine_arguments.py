@@ -141,6 +141,8 @@ def test_a_profile_with_such_a_thing_names_the_key(key: str, value: Any) -> None
         *(("VLLM_CACHE_ROOT", "x"), ("TORCHINDUCTOR_CACHE_DIR", "x"), ("CUDA_HOME", "x")),
         *(("NCCL_NET_PLUGIN", "x"), ("VLLM_DP_MASTER_IP", "x"), ("NCCL_CONF_FILE", "x")),
         *(("VLLM_X", "/tmp/x.so"), ("OMP_X", "x.so"), ("RANDOM_NAME", "1"), ("HF_HOME", "x")),
+        *(("VLLM_LOGGING_LEVEL", "ERROR"), ("VLLM_LOGGING_LEVEL", "warning")),
+        *(("VLLM_CONFIGURE_LOGGING", "0"), ("VLLM_LOGGING_LEVEL", "")),
         *(("A=B", "c"), ("", "x"), ("A", "x\0y"), ("A", "x\ny"), ("MY_TOKEN", "x"), ("A", 5)),
     ],
 )
@@ -161,3 +163,9 @@ def test_variables_that_are_refused(name: str, value: Any) -> None:
 )
 def test_variables_that_tune_an_engine_are_taken(name: str) -> None:
     check_variables({name: "1"})
+
+
+@pytest.mark.parametrize("level", ["INFO", "DEBUG", "info"])
+def test_the_engines_log_may_say_more(level: str) -> None:
+    """Its warnings tell whether it took a checkpoint's scales of the KV cache."""
+    check_variables({"VLLM_LOGGING_LEVEL": level, "VLLM_CONFIGURE_LOGGING": "1"})

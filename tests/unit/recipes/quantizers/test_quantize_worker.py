@@ -113,6 +113,17 @@ class TestReadTexts:
         file.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
         assert read_texts(calibration(), str(file), LetterTokenizer()) == found
 
+    @pytest.mark.parametrize("lines", [1, 40])
+    def test_json_under_the_name_of_a_text_is_refused(self, tmp_path: Path, lines: int) -> None:
+        """Braces and keys would be calibrated on."""
+        file = tmp_path / "a.txt"
+        file.write_text('{"text": "one"}\n\n' * lines)
+        with pytest.raises(StageError) as caught:
+            read_texts(calibration(), str(file), LetterTokenizer())
+        assert str(file) in caught.value.where
+        file.write_text('{"text": "one"}\na text that quotes it\n')
+        assert len(read_texts(calibration(), str(file), LetterTokenizer())) == 2
+
     @pytest.mark.parametrize(
         "content",
         ["id,words\n1,one\n", "text\none,two\n", "text,text\none,two\n", 'text\n"one" two\n'],
