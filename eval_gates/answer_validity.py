@@ -151,7 +151,7 @@ def _faults(rows: Sequence[Answer], max_tokens: Any, *, takes_thoughts: bool) ->
             "or the end-of-text token may end each answer at its start",
         ),
         _Fault(
-            "have no code that can be read",
+            "name no choice, or have no code, that can be read",
             lambda row: _is_all(row, row.unread),
             "if the answers are right, their form is unknown to prepare: report it; else the "
             "server has another model, another chat template or broken weights",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -186,9 +187,13 @@ def find_choice(text: str, choices: Sequence[str]) -> int | None:
     """Return the place of the only choice that a text names.
 
     It is the first or last word, follows the word 'answer', or is the only one. A single letter
-    counts in capitals alone.
+    counts in capitals alone. Letters of full width are the same letters.
     """
-    places = {choice.strip(): place for place, choice in enumerate(choices)}
+    text = unicodedata.normalize("NFKC", text)
+    places = {
+        unicodedata.normalize("NFKC", choice).strip(): place
+        for place, choice in enumerate(choices)
+    }
     folded = {name if len(name) == 1 else name.casefold(): n for name, n in places.items()}
     listed = "|".join(re.escape(name) for name in sorted(places, key=len, reverse=True))
     one = rf"(?<!\w)(?:{listed})(?!\w)"

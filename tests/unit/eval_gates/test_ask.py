@@ -283,6 +283,8 @@ def test_a_log_probability_that_is_none_is_refused() -> None:
     ("said", "place"),
     [
         ("B", 1),
+        ("\uff22", 1),
+        ("\u7b54\u6848\uff1a\uff23", 2),
         ("(C)", 2),
         ("D. because", 3),
         ("The answer is B", 1),
