@@ -191,8 +191,7 @@ def find_choice(text: str, choices: Sequence[str]) -> int | None:
     """
     text = unicodedata.normalize("NFKC", text)
     places = {
-        unicodedata.normalize("NFKC", choice).strip(): place
-        for place, choice in enumerate(choices)
+        unicodedata.normalize("NFKC", choice).strip(): place for place, choice in enumerate(choices)
     }
     folded = {name if len(name) == 1 else name.casefold(): n for name, n in places.items()}
     listed = "|".join(re.escape(name) for name in sorted(places, key=len, reverse=True))
