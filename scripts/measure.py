@@ -17,7 +17,7 @@ from pathlib import Path
 PRODUCT = ("prepare", "pipeline", "recipes", "eval_gates", "artifacts")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 CEILINGS = {
-    "tokens": 315_500,
+    "tokens": 316_000,
     "own_names_imported_per_file": 11.6,
     "classes": 462,
     "tuple_assignments": 0,
