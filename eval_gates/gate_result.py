@@ -146,7 +146,7 @@ class GateResult(Record):
             return f"{self.name} (not measured)"
         estimate = self.show_estimate(1)
         if self.scale == POINTS and self.allowed is not None:
-            return f"{self.name} ({estimate} points of {-100 * self.allowed:.4g} allowed)"
+            return f"{self.name} ({estimate} points; at most {-100 * self.allowed:.4g} may be lost)"
         return f"{self.name} ({estimate}, {self.margin})"
 
     @property

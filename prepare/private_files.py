@@ -125,6 +125,13 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def remember(marker: Path) -> None:
+    """Create a cache's empty file, unless its folder is read-only, as in an image."""
+    with suppress(OSError):
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+
+
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 

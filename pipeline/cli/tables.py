@@ -205,7 +205,11 @@ def last_lines(report: RunReport, *, is_shown: bool = False) -> list[str]:
     done = f"{len(report.stages)} stage{plural}, {reused} reused, {report.seconds:.0f} s. "
     could = champion_of(report) is None and report.kind == "model" and report.status != "running"
     first, *others = next_commands(report, is_shown=is_shown)
-    ended = f"Nothing was promoted: {headline(report)}. " if could else ""
+    ended = ""
+    if could and report.exit_code == 0:
+        ended = f"{headline(report)}; this run does not promote. "
+    elif could:
+        ended = f"Nothing was promoted: {headline(report)}. "
     return [f"{done}{ended}Next: {first}", *(f"  or: {command}" for command in others)]
 
 

@@ -34,6 +34,7 @@ from recipes.checkpoints.config_alone import read_config_alone
 from recipes.checkpoints.known_checkpoints import Checkpoints
 from recipes.checkpoints.reference import CheckpointReference
 from recipes.checkpoints.variant_size import VariantWeights
+from recipes.checkpoints.weight_files import are_other_weights
 from recipes.engine_arguments import DIVIDES_GPUS
 from recipes.schema import Recipe, ServingProfile
 
@@ -182,7 +183,8 @@ def _read_config_or_more(choices: Choice, settings: Settings) -> Checkpoint:
     reference = choices.reference
     if reference.kind == "folder":
         folder = Path(reference.name).expanduser()
-        if not any(folder.glob("*.safetensors*")):
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        if not any(".safetensors" in name or are_other_weights(name) for name in names):
             return read_config_alone(folder, reference.text)
     return read_source(choices, settings)
 

@@ -21,6 +21,7 @@ from pipeline.environments.settings import Settings
 from pipeline.stages.context import WORKER_VARIABLES
 from pipeline.stages.staying_workers import BOOTSTRAP
 from prepare.errors import CheckpointError, PrepareError, WorkerError, from_dict
+from prepare.private_files import remember
 from prepare.process_environment import server_environment
 from prepare.untrusted import parse_json
 from recipes.checkpoints.checkpoint import Checkpoint
@@ -139,8 +140,7 @@ def _reading_faults(
         except (OSError, ValueError, subprocess.TimeoutExpired):
             return  # the stages tell why the environment does not work
     if answer["ok"]:
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.touch()
+        remember(marker)
         return
     fault = from_dict(answer["error"])
     names = ", ".join(each.key for each in environments)

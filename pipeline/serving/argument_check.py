@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.serving.serving_arguments import ServingArguments
 from prepare.errors import ServingError, UsageError, raise_as
+from prepare.private_files import remember
 from prepare.process_environment import server_environment
 from recipes.engines import Engine, find_engine
 
@@ -65,9 +66,8 @@ def check_engine_arguments(
             unread.setdefault(serving.engine, {})[marker] = arguments
     for name, by_marker in unread.items():
         if _are_accepted(find_engine(name), list(by_marker.values()), python_of):
-            accepted.mkdir(parents=True, exist_ok=True)
             for marker in by_marker:
-                marker.touch()
+                remember(marker)
 
 
 def _are_accepted(

@@ -68,6 +68,10 @@ def list_weights(folder: Path, weight_map: Mapping[str, str] | None) -> list[Pat
     return found
 
 
+PICKLES = frozenset({".bin", ".pt", ".pth"})
+GGUF = ".gguf"
+
+
 def check_no_shard_is_missing(missing: list[str], total: int, where: str) -> None:
     """Raise CheckpointError for missing weight files."""
     if missing:
@@ -81,15 +85,20 @@ def check_no_shard_is_missing(missing: list[str], total: int, where: str) -> Non
 def hint_on_weights(names: Iterable[str]) -> str:
     """Return what to use instead of such files."""
     suffixes = {Path(name).suffix for name in names}
-    if suffixes & {".bin", ".pt", ".pth"}:
+    if suffixes & PICKLES:
         return (
             "pickled weights are not loaded, because a pickle can run any code: use a revision "
             "with safetensors; if you trust them, convert them with transformers: "
             "model.save_pretrained(FOLDER, safe_serialization=True)"
         )
-    if ".gguf" in suffixes:
+    if GGUF in suffixes:
         return "GGUF weights are quantized already: use the 16-bit checkpoint that they came from"
     return "use the folder with config.json, the weights and the tokenizer, or such a repository"
+
+
+def are_other_weights(name: str) -> bool:
+    """Return whether this is a weight file that is not supported."""
+    return Path(name).suffix in {*PICKLES, GGUF}
 
 
 def are_weights(name: str) -> bool:

@@ -10,6 +10,7 @@ from small_checkpoint import safetensors, write_files
 from typer.testing import CliRunner
 
 from pipeline.cli.main import app
+from prepare.errors import CheckpointError
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -54,6 +55,14 @@ def test_the_tables(model: str, tmp_path: Path) -> None:
     every = CliRunner().invoke(app, ["plan", model, "--gpu", "t4", "--gpus", "8", "--verbose"])
     assert "4 attention heads cannot be split over 8 GPUs" in every.stdout
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pth", "model-Q4_K.gguf"])
+def test_weights_that_are_not_read_are_refused(tmp_path: Path, name: str) -> None:
+    """Without any weights config.json suffices; these would be refused by the run."""
+    folder = write_files(tmp_path / "m", {"config.json": json.dumps(CONFIG).encode(), name: b"x"})
+    done = CliRunner().invoke(app, ["plan", str(folder), "--gpu", "h100"])
+    assert isinstance(done.exception, CheckpointError)
 
 
 def test_json(model: str) -> None:

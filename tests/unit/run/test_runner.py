@@ -93,7 +93,7 @@ class TestRounds:
         verdict = bench.verdict()
         assert (verdict.verdict, verdict.reason) == (
             "fail",
-            "failed on code (-30.0 points of 10 allowed)",
+            "failed on code (-30.0 points; at most 10 may be lost)",
         )
         assert [gate.verdict for gate in verdict.gates] == ["fail", "pass"]
         assert {stage.status for stage in bench.run().stages} == {"reused"}
@@ -259,7 +259,7 @@ class TestSpeed:
             (speed_gate,) = variant.speed
             assert (variant.verdict, variant.reason) == (
                 "fail",
-                "failed on code (-30.0 points of 10 allowed)",
+                "failed on code (-30.0 points; at most 10 may be lost)",
             )
             assert (speed_gate.verdict, speed_gate.reason.startswith("not measured")) == (
                 "undecided",

@@ -34,6 +34,13 @@ def test_accepted_arguments_are_read_once(tmp_path: Path) -> None:
     assert python.check(accepted, [("identity", ServingArguments({"max-num-seqs": 5}, {}))]) == 3
 
 
+def test_a_folder_that_cannot_be_written_to_remembers_nothing(tmp_path: Path) -> None:
+    """PREPARE_HOME of an image is read-only."""
+    python = Interpreter(tmp_path, 0)
+    (tmp_path / "file").touch()
+    assert [python.check(tmp_path / "file" / "accepted") for _ in range(2)] == [1, 2]
+
+
 def test_all_arms_are_read_in_one_process(tmp_path: Path) -> None:
     """Each start imports the engine."""
     python = Interpreter(tmp_path, 0)
