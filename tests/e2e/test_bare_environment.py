@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,7 +19,7 @@ FUNCTION = {
     "description": "Adds.",
     "parameters": {"type": "dict", "required": ["a"], "properties": {"a": {"type": "integer"}}},
 }
-ROWS = {
+ROWS: dict[str, dict[str, Any]] = {
     "mmlu": {"subject": "s", "question": "Which?", "choices": list("abcd"), "answer": 0},
     "mmlu_pro": {"question": "Which?", "options": ["8", "9"], "answer": "B", "category": "math"},
     "gsm8k": {"question": "How many?", "answer": "Two.\n#### 2"},
@@ -57,16 +58,18 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def valid_rows(kind: str, number: int) -> list[object]:
-    rows: list[object] = [ROWS[kind]] * number
-    if kind == "tools":  # with functions that differ
-        names = [f"add_{place}" for place in range(number)]
-        truths = [[{name: {"a": [1]}}] for name in names]
-        functions = [[{**FUNCTION, "name": name}] for name in names]
-        rows = [
-            {**ROWS[kind], "function": function, "functions": name, "ground_truth": truth}
-            for name, function, truth in zip(names, functions, truths, strict=True)
-        ]
-    return rows
+    """Rows that differ in their text; tools also in their functions."""
+    row = ROWS[kind]
+    text = next(name for name in ("question", "prompt", "document") if name in row)
+    rows = [{**row, text: f"{row[text]} {place}"} for place in range(number)]
+    for place, each in enumerate(rows):
+        if kind == "mbpp":
+            each["task_id"] = place
+        if kind == "tools":
+            name = f"add_{place}"
+            called = {"functions": name, "ground_truth": [{name: {"a": [1]}}]}
+            each |= {"function": [{**FUNCTION, "name": name}], **called}
+    return list[object](rows)
 
 
 def plan_with(bare: Path, home: Path, kind: str, rows: list[object]) -> tuple[int, str, Path]:
