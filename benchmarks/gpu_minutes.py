@@ -103,7 +103,7 @@ class Models(PretendModels):
 @contextmanager
 def timed(clock: Clock) -> Iterator[None]:
     """Let the product's loop move the clock meanwhile."""
-    own = {
+    own: dict[str, Any] = {
         "take": PretendServers.take,
         "end": PretendServers.end,
         "start_process": PretendServers.start_process,
@@ -114,12 +114,12 @@ def timed(clock: Clock) -> Iterator[None]:
     }
 
     def take(self: PretendServers, needs: Needs, **how: Any) -> Lot | None:
-        lot: Lot | None = own["take"](self, NOTHING, **how)  # type: ignore[operator]
+        lot: Lot | None = own["take"](self, NOTHING, **how)
         clock.gpus = max(clock.gpus, needs.gpus)
         return lot
 
     def end(self: PretendServers) -> None:
-        own["end"](self)  # type: ignore[operator]
+        own["end"](self)
         clock.gpus = 0
 
     def start_process(self: PretendServers, arm: Arm) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def timed(clock: Clock) -> Iterator[None]:
         if clock.as_before or not clock.versions_asked:
             clock.versions_asked += 1
             clock.spend("the engine's version", alone["import_s"])
-        return own["start_process"](self, arm)  # type: ignore[operator,no-any-return]
+        return own["start_process"](self, arm)
 
     def carry_out_stage(self: PretendRun, spec: StageSpec, servers: Any = None) -> bool:
         if spec.stage == "quantize":
@@ -137,13 +137,13 @@ def timed(clock: Clock) -> Iterator[None]:
         if spec.stage == "check_weights":
             clock.gpus = int(clock.as_before)
             clock.spend("checks of weights (assumed)", ASSUMED_CHECK_S)
-        return own["carry_out_stage"](self, spec, servers)  # type: ignore[operator,no-any-return]
+        return own["carry_out_stage"](self, spec, servers)
 
     def run_worker(
         self: PretendContext, worker: str, worker_spec: dict[str, Any], **how: Any
     ) -> dict[str, Any]:
         before = len(self.models.asked)
-        result = own["run_worker"](self, worker, worker_spec, **how)  # type: ignore[operator]
+        result = own["run_worker"](self, worker, worker_spec, **how)
         for variant, role, asked in self.models.asked[before:]:
             suite = role.partition(" ")[0]  # `mmlu again` measures the noise floor
             seconds = asked * READ[suite] / read_rate(variant)
@@ -155,7 +155,7 @@ def timed(clock: Clock) -> Iterator[None]:
     def put_under_load(self: PretendContext, worker_spec: dict[str, Any]) -> dict[str, Any]:
         if clock.as_before:
             clock.spend("load generators", MEASURED["alone"]["bf16"]["import_s"])
-        result = own["put_under_load"](self, worker_spec)  # type: ignore[operator]
+        result = own["put_under_load"](self, worker_spec)
         for load in worker_spec["loads"]:
             # The short look takes half as long again.
             clock.spend("loads", 1.5 * float(load["workload"]["seconds"]))

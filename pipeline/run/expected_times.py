@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from pipeline.plan.resolved_options import Choice
 from pipeline.preflight.durations import Expected, add_up, assume
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages import known_of, stage_named
@@ -59,8 +60,22 @@ def expected_run(
     return add_up(stage.expected for stage in stages if not stage.cached)
 
 
-def label_of_quantizing(quantization: Quantization) -> str:
-    """Return the stage's name in `durations`."""
+def assume_whole_run(choices: Choice, parameters: int) -> Iterator[Expected]:
+    """Yield what every stage of a run would take, by the model's size."""
+    accelerator = choices.profile.accelerator
+    arms = 1 + len(choices.recipes)
+    policy = choices.policy
+    names = ["judge"] * len(choices.recipes)
+    for recipe in choices.recipes:
+        names += [_label_of_quantizing(recipe.quantization), "check_weights"]
+    names += ["serve", "sanity"] * arms
+    names += ["evaluate"] * (arms * len(policy.suites))
+    names += ["speed"] * (len(choices.recipes) if policy.speed is not None else 0)
+    for name in names:
+        yield assume(name, parameters, accelerator)
+
+
+def _label_of_quantizing(quantization: Quantization) -> str:
     return "quantize fp8" if quantization.is_streamed else "quantize"
 
 
@@ -81,7 +96,7 @@ def planned_stages(
         name = f"{spec.stage} {part}" if part else spec.stage
         label = spec.stage
         if spec.stage == QUANTIZE.name:
-            label = label_of_quantizing(QUANTIZE.parameters_of(spec).quantization)
+            label = _label_of_quantizing(QUANTIZE.parameters_of(spec).quantization)
         measured = median_seconds(seen, (spec.stage, kind))
         expected = _expected(measured, label, parameters, accelerator)
         yield PlannedStage(name, spec.variant, is_cached, expected)

@@ -125,10 +125,13 @@ def run_choices(choices: Choice, run: Run, signer: Signer | None = None) -> Exit
 def tell_expected_time(
     state: PlanProgress, choices: Choice, run: Run, checkpoint: Checkpoint
 ) -> None:
-    """Tell runs that wait for this one about how long it takes."""
+    """Tell runs that wait for this one about how long it takes, unless it is all done."""
+    stages = state.stages()
+    if state.is_done(stages):
+        return
     accelerator = choices.profile.accelerator
     hardware = choices.node.hardware(accelerator)
-    expected = expected_run(state.stages(), run.store, hardware, checkpoint, accelerator)
+    expected = expected_run(stages, run.store, hardware, checkpoint, accelerator)
     remark_on_work(f"needs {expected.words}")
 
 

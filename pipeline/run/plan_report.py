@@ -22,7 +22,7 @@ from pipeline.plan.model_plan import make_plan
 from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import Choice, choose
 from pipeline.plan.serving_profile import draft_reference
-from pipeline.preflight.durations import Expected, add_up, assume
+from pipeline.preflight.durations import Expected, add_up
 from pipeline.preflight.gpu_fit import spread_over_gpus
 from pipeline.preflight.power import GatePower, policy_power
 from pipeline.preflight.speed_power import BlockNoise, speed_power
@@ -30,7 +30,7 @@ from pipeline.preflight.survey import check_fitted, line, refusal, survey
 from pipeline.run.expected_times import (
     SERVER,
     PlannedStage,
-    label_of_quantizing,
+    assume_whole_run,
     median_seconds,
     planned_stages,
     seen_seconds,
@@ -226,23 +226,8 @@ def forecast(
         exit_code=refused.exit_code if refused is not None else ExitCode.SUCCESS,
         attempt=attempt,
         notes=early.notes,
-        whole_run=tuple(_assume_whole_run(choices, parameters)),
+        whole_run=tuple(assume_whole_run(choices, parameters)),
     )
-
-
-def _assume_whole_run(choices: Choice, parameters: int) -> Iterator[Expected]:
-    """Yield what every stage of a run would take, by the model's size."""
-    accelerator = choices.profile.accelerator
-    arms = 1 + len(choices.recipes)
-    policy = choices.policy
-    names = ["judge"] * len(choices.recipes)
-    for recipe in choices.recipes:
-        names += [label_of_quantizing(recipe.quantization), "check_weights"]
-    names += ["serve", "sanity"] * arms
-    names += ["evaluate"] * (arms * len(policy.suites))
-    names += ["speed"] * (len(choices.recipes) if policy.speed is not None else 0)
-    for name in names:
-        yield assume(name, parameters, accelerator)
 
 
 def _measured_noise(store: Store, machine: str) -> BlockNoise | None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_run import equal, lost
-from pretend_stages import PretendModels
+from pretend_stages import PretendModels, PretendServers
 from whole_run import run_of
 
 from artifacts.registry import Registry
 from artifacts.run_record import exit_code_of
 from pipeline.cli.tables import last_lines
+from pipeline.plan.plan import Arm
 from prepare.errors import ExitCode
+from prepare.file_locks import this_process
 
 
 @pytest.mark.parametrize(
@@ -40,6 +44,21 @@ def test_what_passed_is_promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (report.status, report.exit_code) == ("finished", ExitCode.SUCCESS)
     (version,) = Registry(f"sqlite:///{tmp_path / 'store' / 'registry.db'}").versions("model")
     assert version.aliases == ("champion",)
+
+
+def test_others_are_told_how_long_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that waits for this one reads it in the lock."""
+    told: list[str] = []
+    start = PretendServers.start_process
+
+    def start_process(self: PretendServers, arm: Arm) -> dict[str, Any]:
+        told.append(this_process())
+        return start(self, arm)
+
+    monkeypatch.setattr(PretendServers, "start_process", start_process)
+    run_of(tmp_path, monkeypatch, one_passes())
+    assert told
+    assert all(re.match(r"run \S+ in .* since .* \(needs about ", each) for each in told)
 
 
 def test_without_promotion_what_passed_is_not_registered(
