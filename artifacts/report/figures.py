@@ -11,6 +11,7 @@ from typing import Any
 
 from artifacts.run_record import RunReport, VariantReport
 from eval_gates.gate_result import SCORE, GateResult, format_points
+from eval_gates.speed.report import SpeedGateResult
 from prepare.escape import html_text
 from recipes.catalog import BASELINE
 
@@ -161,6 +162,86 @@ def _tradeoff(
             ("variant", title, "gate", "change, points", "bounds"), rows, frozenset({0, 2})
         ),
     )
+
+
+def concurrency_figure(report: RunReport) -> Figure | None:
+    """Return ratios over requests in flight, a curve a variant; None for fewer than two loads."""
+    data: list[dict[str, Any]] = []
+    rows: list[tuple[str, ...]] = []
+    for number, variant in enumerate(report.variants):
+        ratios = _ratios_by_concurrency(variant)
+        if len(ratios) < 2:
+            continue
+        estimates = [gate.estimate for _, gate in ratios]
+        intervals = [gate.interval or (None, None) for _, gate in ratios]
+        color = f"var(--series-{number % SERIES + 1})"
+        marks = _marks(
+            html_text(variant.recipe),
+            [concurrency for concurrency, _ in ratios],
+            estimates,
+            color,
+            10,
+            _SYMBOLS[number % len(_SYMBOLS)],
+        )
+        whiskers = {
+            "type": "data",
+            "symmetric": False,
+            "array": [
+                _distance(high, at) for (_, high), at in zip(intervals, estimates, strict=True)
+            ],
+            "arrayminus": [
+                _distance(at, low) for (low, _), at in zip(intervals, estimates, strict=True)
+            ],
+            "color": color,
+        }
+        data.append(
+            {**marks, "mode": "lines+markers", "line": {"color": color}, "error_y": whiskers}
+        )
+        rows += [
+            (
+                variant.recipe,
+                f"{concurrency}",
+                gate.gate,
+                f"{gate.estimate:.3f}",
+                " to ".join(f"{value:.3f}" for value in gate.interval or ()),
+                f"{gate.threshold:g}",
+                gate.verdict,
+            )
+            for concurrency, gate in ratios
+        ]
+    if not rows:
+        return None
+    return Figure(
+        name="figure-speed-concurrency",
+        title="Output tokens/s over the baseline's, by requests in flight",
+        says="; ".join(
+            f"{recipe} at {concurrency}: {ratio} ({verdict})"
+            for recipe, concurrency, _, ratio, _, _, verdict in rows
+        ),
+        data=data,
+        layout={
+            "xaxis": _axis("requests in flight", type="log"),
+            "yaxis": _axis("ratio of output tokens/s"),
+            "hovermode": "closest",
+        },
+        table=Table(
+            ("variant", "requests in flight", "gate", "ratio", "interval", "at least", "verdict"),
+            rows,
+            text=frozenset({0, 2, 6}),
+        ),
+    )
+
+
+def _ratios_by_concurrency(variant: VariantReport) -> list[tuple[int, SpeedGateResult]]:
+    measured = [
+        (gate.concurrency, gate)
+        for gate in variant.gates
+        if isinstance(gate, SpeedGateResult)
+        and gate.is_ratio
+        and gate.concurrency is not None
+        and gate.estimate is not None
+    ]
+    return sorted(measured, key=lambda ratio: ratio[0])
 
 
 def _marks(

@@ -19,6 +19,7 @@ from artifacts.report import answers
 from artifacts.report.figures import (
     Figure,
     Table,
+    concurrency_figure,
     gate_figure,
     tradeoff_figures,
 )
@@ -131,6 +132,8 @@ def run_page(evidence: ReportedRun) -> str:
     report = evidence.report
     sections = variant_sections(evidence)
     tradeoff = tradeoff_figures(report, _baseline_bytes(evidence))
+    if (by_load := concurrency_figure(report)) is not None:
+        tradeoff.append(by_load)
     word = run_outcome.outcome(report)
     return _render(
         [*(s["figure"] for s in sections if s["figure"]), *tradeoff],

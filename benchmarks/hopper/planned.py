@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from checkpoints import SHAPES, configuration, sizes_of
+from shapes import SHAPES, configuration, sizes_of
 
 MEASURED = Path(__file__).parents[1] / "results/h100.json"
 BANDWIDTH = 3.35e12  # bytes/s of an H100 SXM, as NVIDIA publishes it

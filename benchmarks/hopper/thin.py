@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Cuts a CUDA library down to the machine code of one GPU.
 
-usage: thin.py FILE.so [--arch 90] [--only REGEX] [--ptx]
+usage: thin.py FILE.so [--arch 90] [--only REGEX] [--ptx BYTES]
 
 Each container of the section .nv_fatbin is rewritten in place with only its ELF entries for the architecture, as if
 the library had been compiled for that one alone; what is left over of it becomes zeros, so that it compresses away.
@@ -9,7 +9,8 @@ Nothing else of the file changes. A container without code for it is given its f
 changed to one that no GPU here has and an empty body: kernels of it fail with "no kernel image", as they did before.
 
 --only   keeps code only where a kernel's name in it matches (for libraries whose entries are not compressed)
---ptx    keeps PTX of containers that have no machine code for the architecture (the driver compiles it on first use)
+--ptx    keeps PTX up to so many bytes where a container has no machine code for the architecture, as the kernels that repack 4-bit
+         weights for Marlin (the driver compiles it on first use)
 """
 
 import argparse
@@ -36,7 +37,7 @@ def main() -> None:
     p.add_argument("file", type=Path)
     p.add_argument("--arch", type=int, default=90)
     p.add_argument("--only", type=lambda text: re.compile(text.encode()))
-    p.add_argument("--ptx", action="store_true")
+    p.add_argument("--ptx", type=int, default=0)
     a = p.parse_args()
     data = bytearray(a.file.read_bytes())
     at, size = section(bytes(data), ".nv_fatbin")
@@ -56,7 +57,7 @@ def main() -> None:
             q += fields[2] + fields[3]
         mine = [raw for kind, arch, raw, _ in entries if kind == 2 and arch == a.arch and (not a.only or a.only.search(raw))]
         if not mine and a.ptx and not any(kind == 2 and arch == a.arch for kind, arch, _, _ in entries):
-            mine = [raw for kind, arch, raw, _ in entries if kind == 1 and arch <= a.arch]
+            mine = [raw for kind, arch, raw, _ in entries if kind == 1 and arch <= a.arch and len(raw) <= a.ptx]
         kept, dropped = kept + bool(mine), dropped + (not mine)
         new = b"".join(mine)
         bytes_kept += len(new)

@@ -70,6 +70,9 @@ class SpeedGateResult(GateResult):
         {}, description="by side, over all commands since the first good start"
     )
     note: str | None = Field(None, description="the profile's note on its performance")
+    concurrency: int | None = Field(
+        None, description="requests in flight; None for a rate, or without a load"
+    )
 
     @property
     def gate(self) -> str:
@@ -160,6 +163,7 @@ def decide_speed_gate(
         parts.append(f"{found.with_disturbed:.3f} with the disturbed {rule.unit}")
     if killed := sum(unit[0].server_run for unit in units):
         parts.append(f"blocks begun again after a kill: {killed}")
+    in_flight = {load.concurrency for load in loads}
     about = (
         f"{found.quiet} {rule.unit}",
         OF_THESE_STARTS if rule.starts == "once" else "",
@@ -198,6 +202,7 @@ def decide_speed_gate(
         loads=shown,
         server_starts=dict(starts or {}),
         note=note,
+        concurrency=in_flight.pop() if len(in_flight) == 1 else None,
     )
 
 

@@ -32,18 +32,35 @@ class DoctorCheck:
     hint: str = ""  # remedy; empty if the check passed
 
 
-def find_header() -> Path | None:
-    """Return where Python.h of the environments' interpreter is; None if uv fetches it, with it."""
-    python = find_locked_python()
+def check_header(site_interpreter: Path | None = None) -> DoctorCheck:
+    """Check Python.h of the interpreter that serves: a site's own, or that of the environments."""
+    python = site_interpreter or find_locked_python()
     if python is None:
-        return None
+        return DoctorCheck("Python.h", Severity.OK, "comes with the Python of uv")
     asked = subprocess.run(
         [str(python), "-I", "-c", "import sysconfig; print(sysconfig.get_path('include'))"],
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
-    return Path(asked.stdout.strip(), "Python.h")
+    if asked.returncode:
+        last = (asked.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        return DoctorCheck(
+            "Python.h",
+            Severity.PROBLEM,
+            f"{python} does not start: {last}",
+            "repair that Python, or name another one in `environments` of the settings file",
+        )
+    header = Path(asked.stdout.strip(), "Python.h")
+    if header.is_file():
+        return DoctorCheck("Python.h", Severity.OK, str(header))
+    return DoctorCheck(
+        "Python.h",
+        Severity.WARNING,
+        f"not at {header}; vLLM's Triton kernels are compiled against it on a GPU",
+        "install Python's headers, such as Debian's python3-dev, or serve with a Python "
+        "that has them",
+    )
 
 
 def check_driver() -> Iterator[DoctorCheck]:
@@ -78,8 +95,8 @@ def check_driver() -> Iterator[DoctorCheck]:
     )
 
 
-def check_compilers() -> Iterator[DoctorCheck]:
-    """Check the compiler and headers that Triton needs."""
+def check_compilers(site_interpreter: Path | None = None) -> Iterator[DoctorCheck]:
+    """Check the compiler and headers that Triton needs; a site's own interpreter has its own."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc"))), None)
     if compiler:
         yield DoctorCheck("C compiler", Severity.OK, compiler)
@@ -90,14 +107,4 @@ def check_compilers() -> Iterator[DoctorCheck]:
             "none found; vLLM's Triton kernels need one on a GPU",
             "install one, such as Debian's gcc, or set CC",
         )
-    header = find_header()
-    if header is None or header.is_file():
-        yield DoctorCheck("Python.h", Severity.OK, str(header or "comes with the Python of uv"))
-    else:
-        yield DoctorCheck(
-            "Python.h",
-            Severity.WARNING,
-            f"not at {header}; vLLM's Triton kernels are compiled against it on a GPU",
-            "install Python's headers, such as Debian's python3-dev, or run prepare with a Python "
-            "that has them",
-        )
+    yield check_header(site_interpreter)

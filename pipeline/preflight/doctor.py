@@ -60,7 +60,12 @@ def diagnose(settings: Settings, profile: ServingProfile | None = None) -> list[
         check_driver,
         _check_sandbox,
     ]
-    checks += [_check_cpu] if accelerator is Accelerator.CPU else [check_compilers]
+    serving = settings.environments.get("serve")
+    site_interpreter = serving.python if serving is not None else None
+    if accelerator is Accelerator.CPU:
+        checks.append(_check_cpu)
+    else:
+        checks.append(lambda: check_compilers(site_interpreter))
     checks.append(lambda: profile_findings(profile))
     return [finding for check in checks for finding in check()]
 

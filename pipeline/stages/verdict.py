@@ -40,7 +40,7 @@ class JudgeResult(Record):
     )
 
 
-JUDGE = Stage("judge", 21, JudgeParameters, JudgeRuntime, JudgeResult)
+JUDGE = Stage("judge", 22, JudgeParameters, JudgeRuntime, JudgeResult)
 
 
 def policy_digest(judge: StageRecord) -> str:

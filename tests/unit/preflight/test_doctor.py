@@ -154,6 +154,31 @@ class TestDriver:
         assert about("C compiler", findings).severity is Severity.WARNING
         assert not [item for item in findings if item.subject == "processor"]
 
+    @pytest.mark.parametrize(
+        ("script", "severity", "told"),
+        [
+            ("echo /no/headers", Severity.WARNING, "/no/headers/Python.h"),
+            ("echo no libpython >&2; exit 127", Severity.PROBLEM, "no libpython"),
+        ],
+    )
+    def test_headers_are_those_of_the_python_that_serves(
+        self,
+        settings: Settings,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        script: str,
+        severity: Severity,
+        told: str,
+    ) -> None:
+        driver(tmp_path, GPU, monkeypatch)
+        python = tmp_path / "site-python"
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+        serving = {"serve": EnvironmentOverride(python=python)}
+        found = about("Python.h", diagnose(settings.model_copy(update={"environments": serving})))
+        assert found.severity is severity
+        assert told in found.message
+
     def test_too_old_a_driver_is_a_problem_by_number(
         self, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

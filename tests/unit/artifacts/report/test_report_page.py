@@ -11,7 +11,13 @@ from fake_run import FakeRun
 from finished_stage import put_record
 from page_parts import PageParts
 from reported_run import Texts, reported_run
-from sample_reports import failed_variant_report, gate_report, run_report, variant_report
+from sample_reports import (
+    failed_variant_report,
+    gate_report,
+    run_report,
+    speed_gate_report,
+    variant_report,
+)
 
 from artifacts.report.page import run_page
 from artifacts.report.reported_run import ReportedRun
@@ -141,3 +147,29 @@ def test_numbers_that_json_lacks_do_not_void_the_plots(tmp_path: Path) -> None:
     report = run_report(variants=[variant_report(gates=[gate])])
     page = PageParts(run_page(ReportedRun(report, Store(tmp_path))))
     assert page.figures
+
+
+@pytest.mark.parametrize("loads", [(1, 64, 256), (64,)])
+def test_ratios_over_requests_in_flight_are_one_curve_a_variant(
+    tmp_path: Path, loads: tuple[int, ...]
+) -> None:
+    ratios = {1: 1.48, 64: 1.1, 256: 0.93}
+    gates = [
+        speed_gate_report(
+            name=f"speed ratio.at{concurrency}",
+            concurrency=concurrency,
+            estimate=ratios[concurrency],
+            interval=(ratios[concurrency] - 0.02, ratios[concurrency] + 0.02),
+        )
+        for concurrency in reversed(loads)
+    ]
+    report = run_report(variants=[variant_report(recipe="awq-w4a16", gates=gates)])
+    page = PageParts(run_page(ReportedRun(report, Store(tmp_path))))
+    curve = page.figures.get("figure-speed-concurrency")
+    if len(loads) == 1:
+        assert curve is None
+        return
+    assert curve is not None
+    (trace,) = curve["data"]
+    assert trace["x"] == [1, 64, 256]
+    assert trace["y"] == [1.48, 1.1, 0.93]

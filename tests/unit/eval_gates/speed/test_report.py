@@ -74,6 +74,7 @@ def test_each_claim_is_judged_by_the_verdicts_rules() -> None:
     )
     assert (slo.gate, slo.verdict, slo.n) == ("slo.0", "pass", 6)
     assert "4 requests/s" in slo.description
+    assert (ratio.concurrency, slo.concurrency) == (4, None)
     assert SpeedGateResult.model_validate_json(ratio.model_dump_json()) == ratio
 
 
