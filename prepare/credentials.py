@@ -59,21 +59,21 @@ def restore_credentials(shown: str) -> str:
     if REDACTED not in shown:
         return shown
     known = given_addresses()
-    found = ""
+    restored = ""
     for part in sorted(known, key=len, reverse=True):
         rest = shown[len(part) :]
         # 'http://***@host.another' and 'http://***@host:9' are not 'http://***@host'.
         if shown.startswith(part) and REDACTED not in rest and rest[:1] in ("", *"/?#&"):
-            found = known[part] + rest
+            restored = known[part] + rest
             break
-    if not found:
+    if not restored:
         raise UsageError(
             "the address had credentials, which are never stored",
             where=shown,
             hint="give the address with its credentials again: by its option, or by the option's "
             "environment variable, such as PREPARE_REGISTRY",
         )
-    return found
+    return restored
 
 
 def credential_variables(told: str) -> dict[str, str]:

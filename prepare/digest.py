@@ -40,8 +40,8 @@ class FileDigests:
 
     def digest(self, path: Path, progress: Progress | None = None) -> str:
         """Return the SHA-256; raises as :meth:`digest_all`."""
-        [found] = self.digest_all([path], progress)
-        return found
+        [digest] = self.digest_all([path], progress)
+        return digest
 
     def digest_all(self, paths: list[Path], progress: Progress | None = None) -> Iterator[str]:
         """Yield each file's digest.

@@ -146,7 +146,7 @@ def refuse_local_locks(folder: Path, mounts: str | None = None) -> None:
     if mount is None:
         return
     place, kind, options = mount
-    local = next((each for each in options if each in LOCAL_ONLY), "")
+    local = next((option for option in options if option in LOCAL_ONLY), "")
     if kind == "fuse" or kind.startswith("fuse."):
         fault = f"the file system {kind} may keep no locks"
         cure = "use ext4, xfs, NFSv4 or Lustre"

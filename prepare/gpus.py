@@ -34,9 +34,9 @@ class VisibleGpu:
 
         A slice has an upper limit in its name, "MIG 3g.40gb".
         """
-        found = re.fullmatch(r"(\d+) MiB", self.memory)
-        if found:
-            return int(found[1]) / 1024
+        mebibytes = re.fullmatch(r"(\d+) MiB", self.memory)
+        if mebibytes:
+            return int(mebibytes[1]) / 1024
         of_slice = re.search(r"\bMIG \d+\S*\.(\d+)gb\b", self.name)
         return float(of_slice[1]) if of_slice else None
 
@@ -56,9 +56,9 @@ def allottable_gpus(variables: Mapping[str, str] = os.environ) -> list[VisibleGp
 
     Keys and verdicts contain the kind.
     """
-    found = _choose(_gpus_with_slices(), variables.get("CUDA_VISIBLE_DEVICES"))
-    kinds = [gpu.name for gpu in _visible_to_a_process(found)]
-    return [gpu for gpu in found if gpu.name == kinds[0]]
+    chosen = _choose(_gpus_with_slices(), variables.get("CUDA_VISIBLE_DEVICES"))
+    kinds = [gpu.name for gpu in _visible_to_a_process(chosen)]
+    return [gpu for gpu in chosen if gpu.name == kinds[0]]
 
 
 def busy_gpus() -> set[str]:
@@ -103,15 +103,15 @@ def _gpus_with_slices() -> list[list[VisibleGpu]]:
     gpus: list[VisibleGpu] = []
     slices: list[list[VisibleGpu]] = []
     for line in lines:
-        if found := _GPU.match(line):
+        if match := _GPU.match(line):
             known = facts[len(gpus)] if len(gpus) < len(facts) else ["", "", ""]
             capability = float(known[2]) if re.fullmatch(r"\d+\.\d+", known[2]) else None
-            gpus.append(VisibleGpu(found["name"], found["uuid"], known[0], known[1], capability))
+            gpus.append(VisibleGpu(match["name"], match["uuid"], known[0], known[1], capability))
             slices.append([])
-        elif gpus and (found := _SLICE.match(line)):
-            name = f"{gpus[-1].name} MIG {found['name']}"
+        elif gpus and (match := _SLICE.match(line)):
+            name = f"{gpus[-1].name} MIG {match['name']}"
             slices[-1].append(
-                replace(gpus[-1], name=name, uuid=found["uuid"], memory="", is_slice=True)
+                replace(gpus[-1], name=name, uuid=match["uuid"], memory="", is_slice=True)
             )
     return [parts or [gpu] for gpu, parts in zip(gpus, slices, strict=True)]
 
@@ -121,15 +121,15 @@ def _choose(gpus: Sequence[Sequence[VisibleGpu]], visible: str | None) -> list[V
     everything = [gpu for parts in gpus for gpu in parts]
     if visible is None:
         return everything
-    found: list[VisibleGpu] = []
+    chosen: list[VisibleGpu] = []
     for word in visible.split(","):
         gpu = _find_named(word.strip(), gpus, everything)
         if gpu is None:
             break
-        if gpu in found:  # CUDA then shows no GPU
+        if gpu in chosen:  # CUDA then shows no GPU
             return []
-        found.append(gpu)
-    return found
+        chosen.append(gpu)
+    return chosen
 
 
 def _visible_to_a_process(gpus: list[VisibleGpu]) -> list[VisibleGpu]:

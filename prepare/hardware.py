@@ -47,14 +47,14 @@ def cpu_features(
     facts = Path("/proc/cpuinfo").read_text() if facts is None else facts
     lines = [line for line in facts.splitlines() if line.startswith("flags")]
     flags = set(lines[0].partition(":")[2].split()) if lines else set()
-    found: list[str] = []
+    features: list[str] = []
     for name, needed in FLAGS.items():
         # AMX implies AVX512_BF16 in hardware, but a virtual machine may hide any flag.
         if not needed <= flags:
             break
-        found.append(name)
+        features.append(name)
     limit = limiting_variables(environ).get(CPU_FEATURES_VARIABLE)
-    return tuple(name for name in found if limit is None or name == limit)
+    return tuple(name for name in features if limit is None or name == limit)
 
 
 def limiting_variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -73,8 +73,8 @@ def hold_interruptions() -> Iterator[None]:
 
     handlers = {}
     if threading.current_thread() is threading.main_thread():
-        found = {number: signal.getsignal(number) for number in INTERRUPTIONS}
-        handlers = {number: handler for number, handler in found.items() if callable(handler)}
+        present = {number: signal.getsignal(number) for number in INTERRUPTIONS}
+        handlers = {number: handler for number, handler in present.items() if callable(handler)}
     try:
         for number in handlers:
             signal.signal(number, hold)

@@ -51,27 +51,27 @@ def call_limited(
         os.kill(child, signal.SIGKILL)  # which has answered, or will not
         os.waitpid(child, 0)
     try:
-        found = json.loads(content)
+        answer = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise CallError(f"it takes more than {seconds:g} s or too much memory") from error
-    if "error" in found:
-        raise from_dict(found["error"])
-    if "missing" in found:
-        raise ImportError(found["missing"])
-    if "raised" in found:
-        raise CallError(found["raised"])
-    return found["value"]
+    if "error" in answer:
+        raise from_dict(answer["error"])
+    if "missing" in answer:
+        raise ImportError(answer["missing"])
+    if "raised" in answer:
+        raise CallError(answer["raised"])
+    return answer["value"]
 
 
 def grade_all(calls: Sequence[Callable[[], Value]], failed: Value) -> list[Value]:
     """Return the results; `failed` for calls that fail."""
     try:
-        found: list[Value] = call_limited(lambda: [call() for call in calls])
+        values: list[Value] = call_limited(lambda: [call() for call in calls])
     except CallError:
         if len(calls) == 1:
             return [failed]
         return [grade_all([call], failed)[0] for call in calls]
-    return found
+    return values
 
 
 def _answer(call: Callable[[], Any], writer: int, seconds: int, memory_bytes: int) -> NoReturn:
@@ -85,14 +85,14 @@ def _answer(call: Callable[[], Any], writer: int, seconds: int, memory_bytes: in
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         try:
-            found = {"value": call()}
+            answer = {"value": call()}
         except PrepareError as error:
-            found = {"error": error.to_dict()}
+            answer = {"error": error.to_dict()}
         except ImportError as error:  # no fault of the call
-            found = {"missing": str(error)}
+            answer = {"missing": str(error)}
         except Exception as error:
-            found = {"raised": f"{type(error).__name__}: {error}"[:1000]}
-        content = json.dumps(found).encode()
+            answer = {"raised": f"{type(error).__name__}: {error}"[:1000]}
+        content = json.dumps(answer).encode()
         while content:
             content = content[os.write(writer, content) :]
     finally:

@@ -66,9 +66,9 @@ def use_given(plugin: Mapping[str, str]) -> None:
     """Register a :meth:`Plugin.for_worker` in this process."""
     facts = dict(plugin)
     file = Path(facts.pop("file"))
-    found = Plugin(**facts)
-    _given[found.group, found.name] = found
-    top = found.value.partition(":")[0].partition(".")[0]
+    given = Plugin(**facts)
+    _given[given.group, given.name] = given
+    top = given.value.partition(":")[0].partition(".")[0]
     if top in sys.modules:
         return
     folders = [str(file.parent)] if file.name == "__init__.py" else None
@@ -91,17 +91,17 @@ def find_plugin(group: str, name: str) -> Plugin:
     """
     if given := _given.get((group, name)):
         return given
-    found = [each for each in _declared(group) if each.name == name]
-    if not found:
-        known = ", ".join(f"'{each}'" for each in plugin_names(group))
+    candidates = [plugin for plugin in _declared(group) if plugin.name == name]
+    if not candidates:
+        known = ", ".join(f"'{known_name}'" for known_name in plugin_names(group))
         raise LookupError(f"'{name[:80]}' is not known: {known}")
-    if len(found) > 1:
+    if len(candidates) > 1:
         raise UsageError(
             f"several packages declare '{name}' in {group}",
-            where="; ".join(each.words for each in found),
+            where="; ".join(plugin.words for plugin in candidates),
             hint="remove all but one of them",
         )
-    return found[0]
+    return candidates[0]
 
 
 def load_class(group: str, name: str, base: Any) -> Any:
@@ -110,14 +110,14 @@ def load_class(group: str, name: str, base: Any) -> Any:
     UsageError: it cannot be imported, is not a subclass of `base`, or lacks a method.
     """
     plugin = find_plugin(group, name)
-    found = plugin.load()
+    loaded = plugin.load()
     problem = ""
-    if base not in getattr(found, "__mro__", ()):
+    if base not in getattr(loaded, "__mro__", ()):
         problem = f"is not a subclass of {base.__module__}.{base.__qualname__}"
-    elif missing := sorted(getattr(found, "__abstractmethods__", ())):
+    elif missing := sorted(getattr(loaded, "__abstractmethods__", ())):
         problem = f"does not implement {', '.join(missing)}"
     if not problem:
-        return found
+        return loaded
     raise UsageError(
         f"the plugin '{name}' {problem}",
         where=plugin.words,
@@ -128,7 +128,7 @@ def load_class(group: str, name: str, base: Any) -> Any:
 @cache
 def _declared(group: str) -> tuple[Plugin, ...]:
     ours = _read_tree().get(group)
-    found = [
+    plugins = [
         Plugin(group, name, value, f"{OURS} of {_TREE}") for name, value in (ours or {}).items()
     ]
     for point in entry_points(
@@ -136,8 +136,8 @@ def _declared(group: str) -> tuple[Plugin, ...]:
     ):  # of two distributions of one name, the first on the path
         if point.dist is not None and not (ours and point.dist.name == OURS):
             package = f"{point.dist.name} {point.dist.version}"
-            found.append(Plugin(group, point.name, point.value, package))
-    return tuple(found)
+            plugins.append(Plugin(group, point.name, point.value, package))
+    return tuple(plugins)
 
 
 def _read_tree() -> dict[str, dict[str, str]]:

@@ -109,9 +109,9 @@ def share_with_group(folder: Path) -> None:
     Libraries create files with explicit modes, which the umask does not cover.
     """
     for path in (folder, *folder.rglob("*")):
-        found = path.lstat()
-        wanted = (found.st_mode | (found.st_mode & stat.S_IRWXU) >> 3) & ~stat.S_IRWXO
-        if not stat.S_ISLNK(found.st_mode) and wanted != found.st_mode:
+        status = path.lstat()
+        wanted = (status.st_mode | (status.st_mode & stat.S_IRWXU) >> 3) & ~stat.S_IRWXO
+        if not stat.S_ISLNK(status.st_mode) and wanted != status.st_mode:
             with suppress(PermissionError):  # owned by another user
                 path.chmod(stat.S_IMODE(wanted))
 

@@ -63,10 +63,10 @@ def _secrets() -> Iterator[str]:
     for address in given_addresses().values():
         _, _, rest = address.partition("://")
         user = re.split(r"[/?#]", rest)[0].rpartition("@")[0]
-        found = [user, user.partition(":")[2]]
-        found += [match[2] for match in SECRET_PARAMETER.finditer(rest)]
+        secrets = [user, user.partition(":")[2]]
+        secrets += [match[2] for match in SECRET_PARAMETER.finditer(rest)]
         basic = b64encode(unquote(user).encode()).decode()  # as in an Authorization header
-        for secret in (*found, *map(unquote, found), basic):
+        for secret in (*secrets, *map(unquote, secrets), basic):
             if len(secret) >= MIN_SECRET_CHARACTERS:
                 yield secret
     for name, value in os.environ.items():

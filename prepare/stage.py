@@ -106,8 +106,8 @@ class Stage(Generic[Parameters, Runtime, Result]):
         store: Path,
     ) -> StageSpec:
         references = {
-            role: each.as_reference() if isinstance(each, StageSpec) else each
-            for role, each in inputs.items()
+            role: reference.as_reference() if isinstance(reference, StageSpec) else reference
+            for role, reference in inputs.items()
         }
         plain = parameters.model_dump(mode="json")
         return StageSpec(
@@ -146,13 +146,13 @@ class TypedStageRecord(Generic[_Parameters, _Result]):
 
     @cached_property
     def parameters(self) -> _Parameters:
-        found: _Parameters = self.stage.parameters_of(self.record)
-        return found
+        parameters: _Parameters = self.stage.parameters_of(self.record)
+        return parameters
 
     @cached_property
     def result(self) -> _Result:
-        found: _Result = self.stage.result_of(self.record)
-        return found
+        result: _Result = self.stage.result_of(self.record)
+        return result
 
 
 def _read_shape(

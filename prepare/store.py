@@ -112,9 +112,9 @@ class Store:
                 yield record
 
     def _keys(self, stage: str) -> list[tuple[str, str]]:
-        found = sorted((self.root / "stages").glob(f"{stage}/*/{RECORD}"))
-        keys = [(path.parent.parent.name, path.parent.name) for path in found]
-        return [each for each in keys if "." not in each[1]]  # no partial or discarded ones
+        records = sorted((self.root / "stages").glob(f"{stage}/*/{RECORD}"))
+        keys = [(path.parent.parent.name, path.parent.name) for path in records]
+        return [key for key in keys if "." not in key[1]]  # no partial or discarded ones
 
     def find_current(self, stage: str, key: str) -> StageRecord | None:
         """Return a finished stage's record, unless an input was made again with another result.
@@ -296,7 +296,7 @@ class Store:
 
     def find_fault(self) -> StoreError | None:
         """Return why a run could not write here."""
-        there = next(each for each in (self.root, *self.root.parents) if each.exists())
+        there = next(folder for folder in (self.root, *self.root.parents) if folder.exists())
         # Such as /proc, which no permission protects.
         has_disk = shutil.disk_usage(there).total > 0
         if there.is_dir() and has_disk and os.access(there, os.W_OK, effective_ids=True):
@@ -396,9 +396,9 @@ def _take_unfinished(final: Path, resumed: Collection[str]) -> Path:
     """
     partial = final.with_name(f"{final.name}.{uuid.uuid4().hex[:TOKEN_LETTERS]}{PARTIAL}")
     names = (f"{final.name}{PARTIAL}", f"{final.name}.*{PARTIAL}", f"{final.name}.*{PARTIAL}{DEAD}")
-    found = {path for name in names for path in final.parent.glob(name)}
+    unfinished = {path for name in names for path in final.parent.glob(name)}
     # The newest first.
-    earlier = sorted(found, key=lambda path: (_changed_at(path), path.name), reverse=True)
+    earlier = sorted(unfinished, key=lambda path: (_changed_at(path), path.name), reverse=True)
     partial.mkdir()
     for place, left in enumerate(earlier):
         if left.name.endswith(PARTIAL):  # a writer that was cut off loses its directory

@@ -40,7 +40,7 @@ def die_with_parent() -> None:
 def find_running(field: int, number: int) -> list[int]:
     """Return processes with this number in a field of stat."""
     own = os.getpid()
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == own:
             continue
@@ -48,8 +48,8 @@ def find_running(field: int, number: int) -> list[int]:
             # The command name is in parentheses and can contain spaces; fields follow the last one.
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
             if int(fields[field]) == number and fields[0] != "Z":
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 def end_group(grace_seconds: float) -> None:
@@ -242,10 +242,10 @@ class SupervisedProcess:
             self._process.stdout.close()
 
     def _poll_exit(self, options: int) -> None:
-        found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | options)
-        if found is not None:
-            killed = found.si_code != os.CLD_EXITED
-            self._exit_code = found.si_status + (128 if killed else 0)
+        exited = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | options)
+        if exited is not None:
+            killed = exited.si_code != os.CLD_EXITED
+            self._exit_code = exited.si_status + (128 if killed else 0)
 
     def __enter__(self) -> SupervisedProcess:
         return self

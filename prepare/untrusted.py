@@ -178,24 +178,24 @@ def parse_json(
         parse_float=_parse_finite if finite else None,
     )
     try:
-        found = decoder.decode(text)
+        value = decoder.decode(text)
     except RecursionError as error:
         raise _depth_error() from error
     except (UntrustedJsonError, json.JSONDecodeError) as error:
         raise UntrustedJsonError(str(error)) from error
     except ValueError as error:  # Python's limit on the digits of an integer
         raise UntrustedJsonError("a number in it has thousands of digits") from error
-    _check_value(found, text if whole_text else "")
-    return found
+    _check_value(value, text if whole_text else "")
+    return value
 
 
 def _refuse_repeated(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for position, key in enumerate(keys) if key in keys[:position])
         raise UntrustedJsonError(f"the key {twice[:80]!a} occurs twice")
-    return found
+    return mapping
 
 
 def _refuse_non_finite(word: str) -> NoReturn:
@@ -317,4 +317,4 @@ def read_flat_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _are_counts(value: dict[str, Any] | list[Any]) -> bool:
-    return isinstance(value, list) and all(type(each) is int for each in value)
+    return isinstance(value, list) and all(type(number) is int for number in value)

@@ -124,7 +124,7 @@ def load_workload(
 
     Policy, profile, package and YAML files are searched in this order.
     """
-    policys, profiles = (each.workloads if each else {} for each in (speed, profile))
+    policys, profiles = (holder.workloads if holder else {} for holder in (speed, profile))
     if name in policys:
         return policys[name], f"policy key speed.workloads.{name}"
     if profile is not None and name in profiles:
@@ -139,14 +139,14 @@ def _find_files(workloads: Mapping[str, AnyWorkload], path: Path) -> dict[str, A
 
     Records must not name local directories, so an absolute path becomes its last part.
     """
-    found = dict(workloads)
+    placed = dict(workloads)
     for name, workload in workloads.items():
         if isinstance(workload, FileWorkload):
             named = user_path(workload.file, f"{path}, key file")
             if named.is_absolute():
                 workload = workload.model_copy(update={"file": named.name})
-            found[name] = workload.find_in(named.parent if named.is_absolute() else path.parent)
-    return found
+            placed[name] = workload.find_in(named.parent if named.is_absolute() else path.parent)
+    return placed
 
 
 def load_described(name: str, folder: str, noun: str, kind: type[DESCRIBED]) -> DESCRIBED:
@@ -243,19 +243,19 @@ def _merge_file(
     try:
         # A relative path starts from the extending file's directory.
         is_relative = _is_path(parent) and not user_path(parent, where).is_absolute()
-        found = _find(str(path.parent / parent) if is_relative else parent, folder, noun)
+        parent_file = _find(str(path.parent / parent) if is_relative else parent, folder, noun)
     except UsageError as error:
         raise UsageError(error.message, where=where, hint=error.hint) from error
-    if found.resolve() in chain or len(chain) == MAX_EXTENDED:
-        circle = " -> ".join(file.name for file in (*chain, found))
+    if parent_file.resolve() in chain or len(chain) == MAX_EXTENDED:
+        circle = " -> ".join(file.name for file in (*chain, parent_file))
         raise UsageError(
             f"the {noun} extends itself, or {MAX_EXTENDED} in a row: {circle}",
             where=where,
             hint="remove the key 'extends' from one of them",
         )
-    base = _merge_file(found, chain, folder, noun, kind)
+    base = _merge_file(parent_file, chain, folder, noun, kind)
     # Errors of the extended file are reported with its own name.
-    validate(base, found, noun, kind)
+    validate(base, parent_file, noun, kind)
     return merge(base, data)
 
 

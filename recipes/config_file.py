@@ -137,11 +137,11 @@ def _look_inside(
         return {**schema["$defs"][reference], **node} if reference else node
 
     def tags(node: dict[str, Any]) -> dict[str, str]:
-        found: dict[str, str] = node.get("discriminator", {}).get("mapping", {})
-        return found
+        mapping: dict[str, str] = node.get("discriminator", {}).get("mapping", {})
+        return mapping
 
     more = node.get("additionalProperties")
-    found: dict[str, Any] = (
+    resolved: dict[str, Any] = (
         node.get("properties", {}).get(part)
         or ({"$ref": tags(node)[str(part)]} if part in tags(node) else None)
         or next(iter(node.get("patternProperties", {}).values()), None)
@@ -149,8 +149,8 @@ def _look_inside(
         or (node.get("items") if isinstance(part, int) else None)
         or {}
     )
-    options = [option for option in found.get("anyOf", []) if option.get("type") != "null"]
-    found = resolve({**options[0], **found} if len(options) == 1 else found)
+    options = [option for option in resolved.get("anyOf", []) if option.get("type") != "null"]
+    resolved = resolve({**options[0], **resolved} if len(options) == 1 else resolved)
     kind = data.get("kind") if isinstance(data, dict) else None
-    reference = tags(found).get(kind) if isinstance(kind, str) else None
-    return {**resolve({"$ref": reference}), **found} if reference else found
+    reference = tags(resolved).get(kind) if isinstance(kind, str) else None
+    return {**resolve({"$ref": reference}), **resolved} if reference else resolved

@@ -30,17 +30,17 @@ def load_from_hub(path: str, name: str | None = None, **options: Any) -> Any:
 def commit_of(dataset: Any) -> str | None:
     """Return the commit that the rows of the library `datasets` are from; None if unrecorded."""
     checksums = dataset.info.download_checksums or {}
-    found = re.search(r"@([0-9a-f]{40})/", " ".join(map(str, checksums)))
-    return found[1] if found else None
+    match = re.search(r"@([0-9a-f]{40})/", " ".join(map(str, checksums)))
+    return match[1] if match else None
 
 
 def check_commit(dataset: Any, name: str, wanted: str | None) -> None:
     """Raise EvaluationDataError for rows of another commit, which a cache may have."""
-    found = commit_of(dataset)
+    commit = commit_of(dataset)
     is_commit = wanted is not None and re.fullmatch(r"[0-9a-f]{40}", wanted)
-    if is_commit and found is not None and found != wanted:
+    if is_commit and commit is not None and commit != wanted:
         raise EvaluationDataError(
-            f"the rows are those of commit {found}, not of {wanted}",
+            f"the rows are those of commit {commit}, not of {wanted}",
             where=f"dataset {name}",
             hint="the Hub did not answer, and its cache has another commit: try again in a while",
         )

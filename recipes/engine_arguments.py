@@ -87,7 +87,7 @@ def explain_ours(name: str, engine: str = DEFAULT) -> str:
         return "the profile has a separate key for it"
     serving = find_engine(engine)
     for reason, names in serving.ours.items():
-        wholes = {each.removesuffix("*"): each.endswith("*") for each in names}
+        wholes = {pattern.removesuffix("*"): pattern.endswith("*") for pattern in names}
         if name not in serving.whole_names and any(
             whole.startswith(name) or (is_start and name.startswith(whole))
             for whole, is_start in wholes.items()
@@ -104,11 +104,11 @@ def check_arguments(arguments: Mapping[str, Any], engine: str = DEFAULT) -> None
     serving = find_engine(engine)
     for name, value in arguments.items():
         shown = ascii(name)[:80]
-        if not (found := _NAME.fullmatch(name)):
+        if not (match := _NAME.fullmatch(name)):
             raise EngineArgumentError(
                 f"{shown} is no argument: write its long option, without the leading dashes"
             )
-        if reason := explain_ours(found[1], engine):
+        if reason := explain_ours(match[1], engine):
             raise EngineArgumentError(f"a profile must not set {shown}: {reason}")
         words = serving.words_or_folders.get(name, (value,))
         if reason := _fault_in_value(value) or _fault_in_place(name, value, words):
@@ -188,8 +188,8 @@ def _fault_in_place(name: str, value: Any, words: tuple[Any, ...]) -> str:
     texts = value if isinstance(value, list) else [value]
     keys = name.split(".")[1:]
     keys += [key for text in texts if isinstance(text, str) for key in _words(text, keys=True)]
-    if found := next((key for key in keys if _OF_A_FILE.fullmatch(key)), ""):
-        return f"sets {ascii(found)[:80]}, which names something that the engine would load"
+    if key_of_file := next((key for key in keys if _OF_A_FILE.fullmatch(key)), ""):
+        return f"sets {ascii(key_of_file)[:80]}, which names something that the engine would load"
     return ""
 
 
@@ -200,12 +200,12 @@ def _words(text: str, *, keys: bool = False) -> Iterator[str]:
     except ValueError:
         pending = [text]
     while pending:
-        found = pending.pop()
-        if isinstance(found, dict):
+        value = pending.pop()
+        if isinstance(value, dict):
             if keys:
-                yield from found.keys()
-            pending += [*(() if keys else found.keys()), *found.values()]
-        elif isinstance(found, list):
-            pending += found
-        elif isinstance(found, str) and not keys:
-            yield found
+                yield from value.keys()
+            pending += [*(() if keys else value.keys()), *value.values()]
+        elif isinstance(value, list):
+            pending += value
+        elif isinstance(value, str) and not keys:
+            yield value

@@ -43,15 +43,15 @@ def to_expression(word: str) -> str | None:
 
 def check_patterns(words: list[str]) -> list[str]:
     """Return the words; ValueError for too many, or one that RE2 refuses."""
-    found = [each for word in words if (each := to_expression(word)) is not None]
+    expressions = [translated for word in words if (translated := to_expression(word)) is not None]
     for number, limit, what in (
         (len(words), MAX_WORDS, "entries"),
-        (len(found), MAX_EXPRESSIONS, "expressions and patterns"),
-        (sum(map(len, found)), MAX_CHARACTERS, "characters of expressions and patterns"),
+        (len(expressions), MAX_EXPRESSIONS, "expressions and patterns"),
+        (sum(map(len, expressions)), MAX_CHARACTERS, "characters of expressions and patterns"),
     ):
         if number > limit:
             raise ValueError(f"{number:,} {what}, and {limit:,} are the most")
-    for expression in found:
+    for expression in expressions:
         _compile(expression)
     return words
 
@@ -66,7 +66,7 @@ def _translate_set(part: str) -> str:
     if len(part) == 1:
         return re.escape(part)
     negated = part.startswith("[!")
-    inside = part[1 + negated : -1].translate({ord(each): f"\\{each}" for each in r"\[]^"})
+    inside = part[1 + negated : -1].translate({ord(letter): f"\\{letter}" for letter in r"\[]^"})
     return f"[{'^' * negated}{inside}]"
 
 
@@ -94,5 +94,5 @@ def _compile_all(ignore: tuple[str, ...]) -> tuple[frozenset[str], tuple[Any, ..
     by_word = {word: to_expression(word) for word in ignore}
     return (
         frozenset(word for word, expression in by_word.items() if expression is None),
-        tuple(_compile(each) for each in by_word.values() if each is not None),
+        tuple(_compile(words) for words in by_word.values() if words is not None),
     )

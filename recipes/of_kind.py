@@ -62,5 +62,5 @@ class OfKind:
         if isinstance(value, BaseModel):
             if type(value) is model:
                 return value
-            keys = {name: each for name, each in keys.items() if name in model.model_fields}
+            keys = {name: setting for name, setting in keys.items() if name in model.model_fields}
         return model.model_validate(keys)

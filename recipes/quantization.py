@@ -152,7 +152,7 @@ class Quantization(ConfigModel):
     @property
     def is_fp8(self) -> bool:
         """Whether weights become 8-bit floating-point numbers."""
-        return all((each.number, each.bits) == ("float", 8) for each in self.weight_formats)
+        return all((form.number, form.bits) == ("float", 8) for form in self.weight_formats)
 
     def floor_of(self, module: str, form: WeightFormat) -> float:
         """Return a module's minimum SQNR in dB."""
@@ -222,8 +222,8 @@ def groups_of(size: int | None) -> str:
 
 
 def _model(kind: str) -> type[Quantization]:
-    found: type[Quantization] = load_class(QUANTIZERS, kind, Quantization)
-    return found
+    model: type[Quantization] = load_class(QUANTIZERS, kind, Quantization)
+    return model
 
 
 AnyQuantization = Annotated[Quantization, OfKind(QUANTIZERS, _model)]

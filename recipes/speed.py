@@ -142,12 +142,20 @@ class SpeedPolicy(ConfigModel):
     def gates(self) -> tuple[SpeedGate, ...]:
         """All gates: the ratios, then the limits."""
         names = self.ratio.workloads if self.ratio is not None else []
-        ratios = [SpeedGate(f"ratio.{each}", each, self.ratio) for each in names if self.ratio]
+        ratios = [
+            SpeedGate(f"ratio.{workload}", workload, self.ratio) for workload in names if self.ratio
+        ]
         if self.ratio is not None:
             first = ratios[0].name
             gate = self.ratio.supporting
-            ratios += [SpeedGate(f"ratio.{each}", each, gate, first) for each in self.ratio.also]
-        limits = [SpeedGate(f"slo.{n}", each.workload, each) for n, each in enumerate(self.slo)]
+            ratios += [
+                SpeedGate(f"ratio.{workload}", workload, gate, first)
+                for workload in self.ratio.also
+            ]
+        limits = [
+            SpeedGate(f"slo.{n}", workload.workload, workload)
+            for n, workload in enumerate(self.slo)
+        ]
         return (*ratios, *limits)
 
     def gates_on(self, accelerator: Accelerator | None) -> tuple[SpeedGate, ...]:

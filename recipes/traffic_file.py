@@ -32,7 +32,7 @@ def check_workload(workload: AnyWorkload, where: str, max_length: int | None) ->
     key = "input_tokens"
     if isinstance(workload, FileWorkload):
         prompts = read_traffic(workload, where)
-        if workload.hit_rate and len({each[:64] for each in prompts}) == len(prompts):
+        if workload.hit_rate and len({prompt[:64] for prompt in prompts}) == len(prompts):
             raise UsageError(
                 f"a hit_rate of {workload.hit_rate:g} is declared, but no two prompts start with "
                 "the same text",

@@ -170,9 +170,9 @@ class FileWorkload(WorkloadBase):
 
     def find_in(self, folder: Path) -> Self:
         """Return the workload with its file relative to that directory."""
-        found = self.model_copy()
-        found._folder = folder
-        return found
+        placed = self.model_copy()
+        placed._folder = folder
+        return placed
 
     @property
     def declared_hit_rate(self) -> float | None:
@@ -233,8 +233,8 @@ def without_place(workload: AnyWorkload) -> dict[str, Any]:
 def read_pinned(plain: Mapping[str, Any]) -> AnyWorkload:
     """Parse the result of :func:`without_place`; raises ValidationError."""
     digest = {"sha256": plain["file"]} if "file" in plain else {}
-    found: AnyWorkload = TypeAdapter(AnyWorkload).validate_python({**plain, **digest})
-    return found
+    workload: AnyWorkload = TypeAdapter(AnyWorkload).validate_python({**plain, **digest})
+    return workload
 
 
 def change_arrivals(workload: AnyWorkload, arrivals: Arrivals) -> AnyWorkload:

@@ -68,12 +68,12 @@ class ClientClock:
         """Return a LoadRun's fields on the client."""
         if not self._late:
             return {}
-        late = [sorted(each) for each in (self._late, self._sent_late) if each]
-        worst = max(each[int(0.99 * (len(each) - 1))] for each in late)
-        found = {"client_lag_s": worst, "client_late_s": sum(self._late)}
+        late = [sorted(delays) for delays in (self._late, self._sent_late) if delays]
+        worst = max(delays[int(0.99 * (len(delays) - 1))] for delays in late)
+        facts = {"client_lag_s": worst, "client_late_s": sum(self._late)}
         if self._runnable:
-            found["runnable"] = sum(self._runnable) / len(self._runnable)
-        return found
+            facts["runnable"] = sum(self._runnable) / len(self._runnable)
+        return facts
 
     async def _tick(self) -> None:
         looked = -LOOK_SECONDS
@@ -149,7 +149,7 @@ class LoadClient:
         if all(row[-1] is not None for row in rows):
             raise ServingError(f"not one of {len(rows)} requests was answered: {rows[0][-1]}")
         rows.sort(key=lambda row: row[0])
-        asked = [[each.text, each.output_tokens] for each in prompts]
+        asked = [[prompt.text, prompt.output_tokens] for prompt in prompts]
         is_begun = isinstance(begun, dict) and begun != after
         return {
             "prompts_sha256": hashlib.sha256(json.dumps(asked).encode()).hexdigest(),
@@ -264,8 +264,8 @@ class _Load:
                 raise BadAnswerError(f"the answer is compressed ({packed[:20]!a})")
             limit = BYTES_OF_AN_ANSWER + BYTES_OF_A_TOKEN * prompt.output_tokens
             async for part in _parts(response, limit):
-                if (found := find_error(part)) is not None:
-                    raise BadAnswerError(f"the endpoint says: {found[0]}")
+                if (error := find_error(part)) is not None:
+                    raise BadAnswerError(f"the endpoint says: {error[0]}")
                 if part.get("choices"):
                     last = self._clock.now()
                     first = last if first is None else first
@@ -328,7 +328,7 @@ def _tokens(usage: Any, name: str) -> int:
     """Return a server's count of tokens, or raise BadAnswerError."""
     if not isinstance(usage, dict) or name not in usage:
         raise BadAnswerError("the endpoint does not say how many tokens the answer has")
-    found = usage[name]
-    if type(found) is not int or not 0 <= found <= MAX_TOKENS:
-        raise BadAnswerError(f"the endpoint says that there are {str(found)[:40]!a} tokens")
-    return found
+    count = usage[name]
+    if type(count) is not int or not 0 <= count <= MAX_TOKENS:
+        raise BadAnswerError(f"the endpoint says that there are {str(count)[:40]!a} tokens")
+    return count

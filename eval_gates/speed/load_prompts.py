@@ -58,8 +58,8 @@ class PromptSource:
             **lengths,
         )
         return [
-            Prompt(each.prompt, each.prompt_len, each.expected_output_len)
-            for each in drawn[:number]
+            Prompt(sample.prompt, sample.prompt_len, sample.expected_output_len)
+            for sample in drawn[:number]
         ]
 
     def _of_file(self, number: int, seed: int) -> Sequence[Prompt]:

@@ -124,7 +124,7 @@ def decide_speed_gate(
     for unit in units:
         if sorted(load.side for load in unit) != rule.sides or len({x.block for x in unit}) != 1:
             raise ValueError(f"{gate}: block {unit[0].block} does not have one load of each side")
-    found = rule.evaluate(loads, starts)
+    finding = rule.evaluate(loads, starts)
     blocks = rule.sort(loads, starts)
     counted = {unit[0].block for unit in blocks.quiet}
     is_ratio = rule.kind == "ratio"
@@ -135,37 +135,38 @@ def decide_speed_gate(
         for load in loads
     ]
     verdict: Verdict = "undecided"
-    if found.state == "pass" or found.state == "fail":
-        verdict = found.state
+    if finding.state == "pass" or finding.state == "fail":
+        verdict = finding.state
     description = describe_gate(rule, workload, at, traffic)
     within = sum(bool(load.within) and load.counts for load in shown)
     is_measured = bool(loads) or blocks.ended is not None
-    parts = list(_describe(rule, found, gate)) if is_measured else ["not measured"]
+    parts = list(_describe(rule, finding, gate)) if is_measured else ["not measured"]
     if starts and is_measured:
         failed = [
-            f"{side} {each.failed} of {each.tried}" + f" and {each.early} before" * bool(each.early)
-            for side, each in starts.items()
+            f"{side} {count.failed} of {count.tried}"
+            + f" and {count.early} before" * bool(count.early)
+            for side, count in starts.items()
         ]
-        is_ours = all(each.is_ours for each in starts.values())
+        is_ours = all(count.is_ours for count in starts.values())
         what = "failed server starts" if is_ours else "commands in which an endpoint failed"
         parts.append(f"{what}: {', '.join(failed)}")
-    if not is_ratio and found.quiet:
-        beyond = found.quiet - within
-        parts.append(f"{beyond} of {found.quiet} {rule.unit} beyond a limit")
+    if not is_ratio and finding.quiet:
+        beyond = finding.quiet - within
+        parts.append(f"{beyond} of {finding.quiet} {rule.unit} beyond a limit")
     if blocks.repeats:
         kinds = Counter(fault.kind for fault in blocks.faults)
         one = next(f for f in reversed(blocks.faults) if f.kind == kinds.most_common(1)[0][0])
         counts = ", ".join(f"{cause} {number}" for cause, number in blocks.repeats.items())
         parts.append(f"measured again: {counts} ({one})")
-        if found.state == "undecided" and blocks.repeats["disturbed"]:
+        if finding.state == "undecided" and blocks.repeats["disturbed"]:
             parts.append(f"free the machine and add `--remeasure {gate}`")
-    if found.with_disturbed is not None:
-        parts.append(f"{found.with_disturbed:.3f} with the disturbed {rule.unit}")
+    if finding.with_disturbed is not None:
+        parts.append(f"{finding.with_disturbed:.3f} with the disturbed {rule.unit}")
     if killed := sum(unit[0].server_run for unit in units):
         parts.append(f"blocks begun again after a kill: {killed}")
     in_flight = {load.concurrency for load in loads}
     about = (
-        f"{found.quiet} {rule.unit}",
+        f"{finding.quiet} {rule.unit}",
         OF_THESE_STARTS if rule.starts == "once" else "",
         traffic,
     )
@@ -173,30 +174,30 @@ def decide_speed_gate(
         name=f"{NAME}{gate}",
         metric="output tokens/s" if is_ratio else "limit over time",
         tier=tier,
-        n=found.quiet,
+        n=finding.quiet,
         counted=", ".join(filter(None, about)) if units else "not measured",
-        unit="tokens/s" if is_ratio else f"of {found.quiet} within limits",
+        unit="tokens/s" if is_ratio else f"of {finding.quiet} within limits",
         baseline=find_typical(shown, "baseline", "output_tokens_per_s") if is_ratio else None,
         candidate=find_typical(shown, "candidate", "output_tokens_per_s")
         if is_ratio
         else float(within),
         scale=RATIO,
-        estimate=found.estimate,
-        lower=found.lower,
-        upper=found.upper,
-        bound=found.lower,
+        estimate=finding.estimate,
+        lower=finding.lower,
+        upper=finding.upper,
+        bound=finding.lower,
         threshold=rule.min_ratio,
         allowed=rule.min_ratio,
         margin=f"at least {rule.min_ratio:g}",
         alpha=rule.alpha,
-        p_value=found.p_value,
+        p_value=finding.p_value,
         verdict=verdict,
         reason="; ".join(filter(None, (*parts, description, note))),
         gate_kind="ratio" if is_ratio else "slo",
         description=description,
         starts=rule.starts,
-        interval=found.interval,
-        with_disturbed=found.with_disturbed,
+        interval=finding.interval,
+        with_disturbed=finding.with_disturbed,
         repeats=dict(blocks.repeats),
         faults=blocks.faults,
         loads=shown,
@@ -240,7 +241,7 @@ def _describe(rule: SpeedRule, found: SpeedFinding, gate: str) -> Iterator[str]:
 
 
 def _summarize_load(load: LoadRun, within: bool | None, *, counts: bool) -> LoadSummary:
-    found = percentiles(load, ("ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95"))
+    figures = percentiles(load, ("ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50", "tpot_ms_p95"))
     try:
         rate = output_rate(load)
     except NoSteadyStateError:
@@ -248,8 +249,8 @@ def _summarize_load(load: LoadRun, within: bool | None, *, counts: bool) -> Load
     return LoadSummary(
         **load.model_dump(include={"side", "block", "order", "server_run"}),
         output_tokens_per_s=rate,
-        failed=int(found.pop("errors")),
+        failed=int(figures.pop("errors")),
         within=within,
         counts=counts,
-        **{name: value if math.isfinite(value) else None for name, value in found.items()},
+        **{name: value if math.isfinite(value) else None for name, value in figures.items()},
     )

@@ -209,8 +209,8 @@ class SpeedRule(NumericRecord):
     def value(self, unit: Sequence[LoadRun]) -> float:
         """Return the block's value, below 0 if a limit is missed."""
         if self.kind == "slo":
-            found = steady_state.percentiles(unit[0], self.limits)
-            margins = [_log_margin(found[n], self.limits[n]) for n in found if n != "errors"]
+            figures = steady_state.percentiles(unit[0], self.limits)
+            margins = [_log_margin(figures[n], self.limits[n]) for n in figures if n != "errors"]
             return min(margins, default=MAX_LOG)
         rates = {load.side: math.log(steady_state.output_rate(load)) for load in unit}
         return rates["candidate"] - rates.get("baseline", 0.0)
@@ -222,51 +222,51 @@ class SpeedRule(NumericRecord):
 
     def sort(self, loads: Sequence[LoadRun], starts: StartCounts | None = None) -> Blocks:
         """Sort the blocks by their faults, and see whether failed starts end the gate."""
-        found = self._sort(loads)
+        blocks = self._sort(loads)
         for side in self.sides:
             count = (starts or {}).get(side)
             if count is not None and count.is_over:
                 state: State = "fail" if side == "candidate" else "invalid"
-                found.ended = (state, f"{side}: {count.words}")
-        return found
+                blocks.ended = (state, f"{side}: {count.words}")
+        return blocks
 
     def _sort(self, loads: Sequence[LoadRun]) -> Blocks:
-        found = Blocks()
+        blocks = Blocks()
         own = Counter[str]()
         for unit in self.units(loads):
-            found.total += 1
+            blocks.total += 1
             faults = list(self._faults(unit))
-            if unlike := [each for each in faults if each.kind == "unlike"]:
-                found.faults = unlike
-                found.ended = ("invalid", str(unlike[0]))
-                return found
-            outside = [each for each in faults if each.kind in DISTURBANCES]
+            if unlike := [one_fault for one_fault in faults if one_fault.kind == "unlike"]:
+                blocks.faults = unlike
+                blocks.ended = ("invalid", str(unlike[0]))
+                return blocks
+            outside = [one_fault for one_fault in faults if one_fault.kind in DISTURBANCES]
             if outside:
-                found.faults += outside
-                found.repeats["disturbed"] += 1
+                blocks.faults += outside
+                blocks.repeats["disturbed"] += 1
                 if len(outside) == len(faults):
-                    found.disturbed.append(unit)
+                    blocks.disturbed.append(unit)
                 continue
             if not faults:
-                found.quiet.append(unit)
+                blocks.quiet.append(unit)
                 errors = [error for load in unit for error in load.requests.error]
                 failed = len(errors) - errors.count(None)
                 allowed = self.limits.get("errors", 0.0)
                 if failed > allowed:
                     why = f"{failed} requests of a load failed, {allowed:g} may"
-                    found.ended = ("fail", why)
-                    return found
-            found.faults += faults
+                    blocks.ended = ("fail", why)
+                    return blocks
+            blocks.faults += faults
             for side in dict.fromkeys(fault.side for fault in faults):
                 own[side] += 1
-                found.repeats[side] += 1
+                blocks.repeats[side] += 1
                 if own[side] == MAX_OWN:
                     last = next(fault for fault in faults if fault.side == side)
                     fails = side == "candidate" and last.kind == "failed_requests"
                     why = f"for the second time: {last}"
-                    found.ended = ("fail" if fails else "invalid", why)
-                    return found
-        return found
+                    blocks.ended = ("fail" if fails else "invalid", why)
+                    return blocks
+        return blocks
 
     def evaluate(self, loads: Sequence[LoadRun], starts: StartCounts | None = None) -> SpeedFinding:
         """Decide from the loads in measuring order, and from the servers' failed starts."""
@@ -283,18 +283,18 @@ class SpeedRule(NumericRecord):
             return SpeedFinding(ending if why else "pass", len(values), rate, why=why)
         if len(values) < 2:
             return SpeedFinding(ending, len(values), why=why)
-        found = self._decide(values, list(map(self._lags, blocks.quiet)))
+        finding = self._decide(values, list(map(self._lags, blocks.quiet)))
         others = self._decide([*values, *map(self.value, blocks.disturbed)])
-        state = ending if why else found.state
+        state = ending if why else finding.state
         if state == "pass" and (why := self._withholds(blocks.quiet)):
             state = "undecided"
         elif state != ending and others.state != state:
             state = "undecided"
             why = f"with the disturbed {self.unit} the verdict would be another"
         return replace(
-            found,
+            finding,
             state=state,
-            p_value=found.p_value if state == "pass" else max(found.p_value, self.alpha),
+            p_value=finding.p_value if state == "pass" else max(finding.p_value, self.alpha),
             with_disturbed=others.estimate if blocks.disturbed else None,
             why=why,
         )
@@ -306,7 +306,7 @@ class SpeedRule(NumericRecord):
         from eval_gates.statistics.paired_t import compare_mean
 
         limit = math.log(self.min_ratio)
-        found = compare_mean(values, limit, self.alpha)
+        comparison = compare_mean(values, limit, self.alpha)
         punctual_baseline = list(values)
         punctual_candidate = list(values)
         for place, lag in enumerate(lags):
@@ -315,33 +315,33 @@ class SpeedRule(NumericRecord):
         worst = compare_mean(punctual_baseline, limit, self.alpha)
         best = compare_mean(punctual_candidate, limit, self.alpha)
         # A shift can make the values more alike, which must not help either.
-        lower = min(found.lower, worst.lower)
-        upper = max(found.upper, best.upper)
+        lower = min(comparison.lower, worst.lower)
+        upper = max(comparison.upper, best.upper)
         state: State = "undecided"
         if lower > limit:
             state = "pass"
         elif upper < limit:
             state = "fail"
-        low, high = found.interval
+        low, high = comparison.interval
         return SpeedFinding(
             state,
             len(values),
-            estimate=math.exp(found.mean),
+            estimate=math.exp(comparison.mean),
             lower=math.exp(lower),
             upper=math.exp(min(upper, 2 * MAX_LOG)),
             interval=(math.exp(low), math.exp(min(high, 2 * MAX_LOG))),
-            p_value=max(found.p_value, worst.p_value),
+            p_value=max(comparison.p_value, worst.p_value),
         )
 
     def _lags(self, unit: Sequence[LoadRun]) -> Mapping[str, float]:
         """Return by how much a punctual client could have improved each side, in ln."""
-        found = {"baseline": 0.0, "candidate": 0.0}
+        gains = {"baseline": 0.0, "candidate": 0.0}
         for load in unit:
             if self.compares:
-                found[load.side] = steady_state.lag_gain(load)
+                gains[load.side] = steady_state.lag_gain(load)
             else:  # of a quiet load it is at most a tenth
-                found[load.side] = -math.log1p(-self._late_share(load))
-        return found
+                gains[load.side] = -math.log1p(-self._late_share(load))
+        return gains
 
     def _withholds(self, quiet: Sequence[Sequence[LoadRun]]) -> str:
         """Return why the gate must not pass despite its bound."""
@@ -360,7 +360,7 @@ class SpeedRule(NumericRecord):
     def _faults(self, unit: Sequence[LoadRun]) -> Iterator[Fault]:
         for load in unit:
             for kind, words in (
-                *((each.kind, each.what) for each in load.interference),
+                *((disturbance.kind, disturbance.what) for disturbance in load.interference),
                 *self._engine_faults(load),
                 *self._steady_faults(load),
             ):
@@ -413,7 +413,7 @@ class SpeedRule(NumericRecord):
                     yield "too_short", words
         except NoSteadyStateError as error:
             # If nothing was answered, failed requests are the reason.
-            if any(each is None for each in load.requests.error):
+            if any(failure is None for failure in load.requests.error):
                 yield "too_short", str(error)
             return
         if self.kind != "slo" or steady_state.is_over_saturated(load):
@@ -500,7 +500,7 @@ def hit_rate(load: LoadRun) -> float | None:
     if before is None or after is None:
         return None
     names = ("prefix_cache_queries", "prefix_cache_hits")
-    counts = [getattr(each, name) for name in names for each in (before, after)]
+    counts = [getattr(counters, name) for name in names for counters in (before, after)]
     if None in counts:
         return None
     queries = counts[1] - counts[0]

@@ -81,7 +81,7 @@ def are_whole_blocks(loads: Sequence[LoadRun], unit: int) -> bool:
     blocks = [loads[at : at + unit] for at in range(0, len(loads), unit)]
     numbers = [block[0].block for block in blocks]
     begun = [{(load.block, load.server_run) for load in block} for block in blocks]
-    return all(len(each) == 1 for each in begun) and numbers == sorted(set(numbers))
+    return all(len(counts) == 1 for counts in begun) and numbers == sorted(set(numbers))
 
 
 def timing_after(workload: Mapping[str, Any], answers: Sequence[float]) -> Timing:
@@ -90,13 +90,13 @@ def timing_after(workload: Mapping[str, Any], answers: Sequence[float]) -> Timin
     if not answers:
         return declared
     answer = LONGER * median(answers)
-    found = Timing(
+    timing = Timing(
         max(declared.warmup_s, math.ceil(WARM_UP_ANSWERS * answer)),
         max(declared.measured_s, math.ceil(MIN_ANSWERS * answer)),
     )
     # A Poisson count of that size rarely exceeds its mean by a tenth.
-    requests = 1.1 * found.total_s * workload["arrivals"]["rate"]
-    return found if found.total_s <= MAX_LOAD_S and requests <= MAX_REQUESTS else declared
+    requests = 1.1 * timing.total_s * workload["arrivals"]["rate"]
+    return timing if timing.total_s <= MAX_LOAD_S and requests <= MAX_REQUESTS else declared
 
 
 def arrival_times(seed: int, rate: float, seconds: float) -> list[float]:

@@ -50,7 +50,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         )
         for load in spec["loads"]
     ]
-    endpoints = {arm: LoadTarget(**each) for arm, each in spec["endpoints"].items()}
+    endpoints = {arm: LoadTarget(**target) for arm, target in spec["endpoints"].items()}
     gpus = [gpu.uuid for gpu in visible_gpus()] if spec["on_gpus"] else []
 
     def measures(load: dict[str, Any], source: PromptSource) -> Measure:
@@ -96,7 +96,7 @@ def measure_load(
     rule = SpeedRule.model_validate(load["rule"])
     where = {name: place[name] for name in ("block", "server_run", "order")}
     size = look(load["workload"], rule, place["arm"], measure, look_seed(load["seed"]))
-    others = [each for each in before if each.workload == load["name"]]
+    others = [run for run in before if run.workload == load["name"]]
     if others and size[1] is None:
         size = (len(others[0].requests), None)  # all arms of a block are asked the same
     return load_of(load, place["arm"], measure, size, side=place["side"], **where)

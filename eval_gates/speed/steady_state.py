@@ -45,7 +45,7 @@ def steady_window(load: LoadRun) -> tuple[float, float]:
 def count_waves(load: LoadRun) -> float:
     """Return ended requests, divided by the concurrency."""
     start, end = steady_window(load)
-    done = sum(each is not None and start < each <= end for each in load.requests.end_s)
+    done = sum(ended is not None and start < ended <= end for ended in load.requests.end_s)
     return done / (load.concurrency or 1)
 
 
@@ -104,8 +104,8 @@ def latencies(load: LoadRun) -> tuple[dict[str, FloatArray], int]:
     tokens = np.array([requests.output_tokens[i] for i in answered])
     several = tokens > 1
     per_token = (last - sent - ttft)[several] / (tokens[several] - 1)
-    found = {"ttft_ms": ttft, "tpot_ms": np.maximum(per_token, 0.0), "latency_ms": last - sent}
-    return {name: 1e3 * each for name, each in found.items()}, len(counted) - len(answered)
+    times = {"ttft_ms": ttft, "tpot_ms": np.maximum(per_token, 0.0), "latency_ms": last - sent}
+    return {name: 1e3 * seconds for name, seconds in times.items()}, len(counted) - len(answered)
 
 
 def percentiles(load: LoadRun, names: Iterable[str]) -> dict[str, float]:
@@ -115,7 +115,7 @@ def percentiles(load: LoadRun, names: Iterable[str]) -> dict[str, float]:
     """
     import numpy as np
 
-    found = {"errors": float(sum(error is not None for error in load.requests.error))}
+    figures = {"errors": float(sum(error is not None for error in load.requests.error))}
     try:
         measured, failed = latencies(load)
     except NoSteadyStateError:
@@ -125,20 +125,20 @@ def percentiles(load: LoadRun, names: Iterable[str]) -> dict[str, float]:
         what, _, percentile = name.rpartition("_p")
         values = measured.get(what)
         if values is None or not values.size:
-            found.setdefault(name, math.inf)
+            figures.setdefault(name, math.inf)
             continue
         times = np.append(values, np.full(failed, _ENDLESS_MS))
         # Linear ones are too low: a start at the limit with 40 requests passed in 13 %, not 2.5 %.
         time = float(np.percentile(times, int(percentile), method="median_unbiased"))
-        found[name] = time if time <= values.max() else math.inf
-    return found
+        figures[name] = time if time <= values.max() else math.inf
+    return figures
 
 
 def count_flow(load: LoadRun) -> tuple[int, int]:
     """Count the steady state's arrivals and answers, without failed requests."""
     start, end = steady_window(load)
     sent, ended = _times(load)
-    came, answered = ((start <= each) & (each < end) for each in (sent, ended))
+    came, answered = ((start <= moments) & (moments < end) for moments in (sent, ended))
     return int(came.sum()), int(answered.sum())
 
 
@@ -156,7 +156,7 @@ def is_over_saturated(load: LoadRun) -> bool:
     sent, ended = _times(load)
     at = np.linspace(start, end, 4 * SAMPLES_PER_QUARTER, endpoint=False)
     in_flight = np.searchsorted(sent, at, side="right") - np.searchsorted(ended, at, side="right")
-    quarter_means = [float(each.mean()) for each in np.array_split(in_flight, 4)]
+    quarter_means = [float(quarter.mean()) for quarter in np.array_split(in_flight, 4)]
     return all(before < after for before, after in pairwise(quarter_means))
 
 

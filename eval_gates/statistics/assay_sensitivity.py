@@ -60,18 +60,18 @@ def check_sensitivities(
     clusters = group_by_cluster(rows)
     scores = means(clusters, "score")
     kind: ChanceKind = "guessing" if guessing > 0 else "nothing"
-    found = [check_sensitivity(kind, scores, guessing, comparison)]
+    checks = [check_sensitivity(kind, scores, guessing, comparison)]
     if all(row.empty is not None for row in rows):
-        found.append(check_sensitivity("empty", scores, means(clusters, "empty"), comparison))
+        checks.append(check_sensitivity("empty", scores, means(clusters, "empty"), comparison))
     if all(row.unrelated is not None for row in rows):
         # An answer is scored against its partner's question, so both are one draw.
         unrelated = means(clusters, "unrelated")
         if len(scores) > 1:
             pairs = _halve(scores), _halve(unrelated)
-            found.append(check_sensitivity("unrelated", *pairs, comparison))
+            checks.append(check_sensitivity("unrelated", *pairs, comparison))
         else:
-            found.append(SensitivityCheck("unrelated", unrelated[0], p_insensitive=1.0))
-    return found
+            checks.append(SensitivityCheck("unrelated", unrelated[0], p_insensitive=1.0))
+    return checks
 
 
 def own_gains(rows: Sequence[Answer]) -> list[float] | None:

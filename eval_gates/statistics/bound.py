@@ -60,13 +60,14 @@ def counted_bounds(
     import numpy as np
 
     check_level(level)
-    found = _checked(points, lowest, highest)
-    order = np.argsort(found)
+    points_checked = _checked(points, lowest, highest)
+    order = np.argsort(points_checked)
     often = np.asarray(times, dtype=float)[order]
-    found = found[order][often > 0]
+    points_checked = points_checked[order][often > 0]
     often = often[often > 0]
     return Bounds(
-        _lower(found, often, level, lowest), -_lower(-found[::-1], often[::-1], level, -highest)
+        _lower(points_checked, often, level, lowest),
+        -_lower(-points_checked[::-1], often[::-1], level, -highest),
     )
 
 
@@ -74,10 +75,10 @@ def p_value(values: Sequence[float] | FloatArray, limit: float, *, lowest: float
     """Return the smallest level at which the lower bound exceeds `limit`."""
     import numpy as np
 
-    found = _checked(values, lowest, math.inf)
-    if float(found.min()) < lowest + _SAME and float(found.max()) - lowest < _SAME:
+    checked = _checked(values, lowest, math.inf)
+    if float(checked.min()) < lowest + _SAME and float(checked.max()) - lowest < _SAME:
         return 1.0
-    distinct, counts = np.unique(found, return_counts=True)
+    distinct, counts = np.unique(checked, return_counts=True)
     points, times = merge_down(distinct, counts.astype(float))
     points = np.maximum(points, lowest)
     return min(
@@ -100,12 +101,12 @@ def check_level(level: float) -> None:
 def _checked(values: Sequence[float] | FloatArray, lowest: float, highest: float) -> FloatArray:
     import numpy as np
 
-    found = np.asarray(values, dtype=float)
-    if found.ndim != 1 or found.size == 0:
+    array = np.asarray(values, dtype=float)
+    if array.ndim != 1 or array.size == 0:
         raise ValueError("a bound needs one value per question, and at least one")
-    if not np.all((found >= lowest - _SAME) & (found <= highest + _SAME)):  # also refuses NaN
+    if not np.all((array >= lowest - _SAME) & (array <= highest + _SAME)):  # also refuses NaN
         raise ValueError(f"values must lie in [{lowest:g}, {highest:g}]")
-    return found
+    return array
 
 
 def _lower(points: FloatArray, times: FloatArray, level: float, lowest: float) -> float:

@@ -66,7 +66,9 @@ def decide(finding: Finding, scores: Scores) -> Decision:
     largest = margin if scores.max_gain is None else scores.max_gain
     is_gain_shown = finding.lower > comparison.threshold + margin
     suspicious = difference > largest > 0 and is_gain_shown
-    insensitive = [each for each in scores.sensitivity_checks if each.p_insensitive > finding.alpha]
+    insensitive = [
+        check for check in scores.sensitivity_checks if check.p_insensitive > finding.alpha
+    ]
     verdict: Verdict = "undecided"
     unit = scores.unit
     if finding.state == "fail":

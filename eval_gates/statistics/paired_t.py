@@ -37,7 +37,7 @@ def compare_mean(values: Sequence[float], threshold: float, level: float) -> Mea
     mean = fmean(values)
     free = len(values) - 1
     error = stdev(values) / math.sqrt(len(values))
-    reach, both = (float(stdtrit(free, 1 - each)) * error for each in (level, (1 - INTERVAL) / 2))
+    reach, both = (float(stdtrit(free, 1 - tail)) * error for tail in (level, (1 - INTERVAL) / 2))
     p_value = float(mean <= threshold)
     if error > 0:
         p_value = float(stdtr(free, (threshold - mean) / error))

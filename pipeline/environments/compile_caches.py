@@ -29,9 +29,9 @@ def open_caches(home: Path, identity: str, progress: Progress) -> dict[str, str]
     """Return variables for a server's compile cache; {} if it is not private."""
     folder = caches_folder(home) / identity[:_IDENTITY_CHARACTERS]
     try:
-        for each in (folder.parent, folder):
-            if each.is_symlink():
-                raise NotADirectoryError(f"{each} is a link")
+        for parent in (folder.parent, folder):
+            if parent.is_symlink():
+                raise NotADirectoryError(f"{parent} is a link")
         with private_umask():
             folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)  # for `prepare gc`

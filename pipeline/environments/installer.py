@@ -88,14 +88,14 @@ def find_locked_python() -> Path | None:
         return Path(sys.executable)
     from uv import find_uv_bin
 
-    found = subprocess.run(
+    answer = subprocess.run(
         [find_uv_bin(), "--no-config", "python", "find", locked_python()],
         env={**installer_variables(), "UV_PYTHON_DOWNLOADS": "never"},
         capture_output=True,
         text=True,
         check=False,
     )
-    return Path(found.stdout.strip()) if found.returncode == 0 else None
+    return Path(answer.stdout.strip()) if answer.returncode == 0 else None
 
 
 def installer_variables() -> dict[str, str]:

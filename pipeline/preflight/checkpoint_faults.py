@@ -112,8 +112,8 @@ def find_missing_matrix(source: Checkpoint) -> str:
         return ""  # layers that differ as declared, and matrices under several names
     stacks: dict[str, dict[int, set[str]]] = {}
     for name, tensor in source.tensors.items():
-        if (found := _LAYER.match(name)) and is_linear_weight(name, tensor):
-            stacks.setdefault(found[1], {}).setdefault(int(found[2]), set()).add(found[3])
+        if (match := _LAYER.match(name)) and is_linear_weight(name, tensor):
+            stacks.setdefault(match[1], {}).setdefault(int(match[2]), set()).add(match[3])
     if not stacks:
         return ""
     promised = decoder_layers(config)
@@ -162,9 +162,9 @@ def longest_context(config: Mapping[str, Any]) -> int | None:
         for key in ("rope_scaling", "rope_parameters"):
             rope = level.get(key)
             ropes = [rope, *rope.values()] if isinstance(rope, dict) else []
-            for each in (one for one in ropes if isinstance(one, dict)):
-                factor = each.get("factor")
-                kind = each.get("rope_type", each.get("type"))
+            for scaling in (one for one in ropes if isinstance(one, dict)):
+                factor = scaling.get("factor")
+                kind = scaling.get("rope_type", scaling.get("type"))
                 if isinstance(factor, int | float) and 1 < factor < MAX_CONTEXT:
                     scales.append(1.0 if kind in UNSCALED_ROPES else float(factor))
     return None if plain is None else int(plain * max(scales))
@@ -240,12 +240,12 @@ def calibration_faults(recipe: Recipe, model: ModelGeneration) -> Iterator[Prepa
                 raise ValueError("it begins with a byte order mark (BOM): save it without one")
         for line, row in read_rows(file, form):
             number = line
-            found = parse_row(row, form, calibration.column)
-            if isinstance(found, str):
-                texts.append(found)
+            sample = parse_row(row, form, calibration.column)
+            if isinstance(sample, str):
+                texts.append(sample)
             else:
-                chats[line] = found
-                texts += [str(message.get("content")) for message in found]
+                chats[line] = sample
+                texts += [str(message.get("content")) for message in sample]
         number = 0
         size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
         if model.is_template_known:

@@ -130,8 +130,8 @@ def _check_programs() -> Iterator[DoctorCheck]:
     locked = ".".join(map(str, LOCKED_PYTHON))
     if sys.version_info[:2] == LOCKED_PYTHON:
         yield _ok("python", version)
-    elif (found := find_locked_python()) is not None:
-        yield _ok("python", f"{version}; environments are made with Python {locked}, {found}")
+    elif (interpreter := find_locked_python()) is not None:
+        yield _ok("python", f"{version}; environments are made with Python {locked}, {interpreter}")
     else:
         yield _warning(
             "python",

@@ -195,7 +195,7 @@ def _template_faults(
         except CheckpointError as error:
             if error.message not in seen:
                 seen.add(error.message)
-                roles = ", ".join(dict.fromkeys(each["role"] for each in chat["messages"]))
+                roles = ", ".join(dict.fromkeys(turn["role"] for turn in chat["messages"]))
                 what = f"{roles} and tools" if "tools" in chat else roles
                 message = f"{error.message} (the suite '{name}' sends: {what})"
                 yield CheckpointError(message, where=error.where, hint=error.hint)

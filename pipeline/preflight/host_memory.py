@@ -63,12 +63,12 @@ def serving_bytes(
         return 0
     wide = profile.engine_arguments.get("dtype") in ("float32", "float")
     served = 0
-    for each in weights.tensors:
-        if each.quantized:
-            part = recipe.quantization.for_module(each.name.removesuffix(".weight"))
-            served += part.bytes_on_cpu(each.bytes, wide=wide)
+    for tensor in weights.tensors:
+        if tensor.quantized:
+            part = recipe.quantization.for_module(tensor.name.removesuffix(".weight"))
+            served += part.bytes_on_cpu(tensor.bytes, wide=wide)
         else:
-            sixteen = each.bytes // 2 if each.tensor.dtype in ("F32", "F64") else each.bytes
+            sixteen = tensor.bytes // 2 if tensor.tensor.dtype in ("F32", "F64") else tensor.bytes
             served += 2 * sixteen if wide else sixteen
     if recipe.family != "baseline":
         served += 2 * draft_bytes if wide else draft_bytes

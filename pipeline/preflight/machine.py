@@ -49,8 +49,8 @@ def gpu_type(machine: Machine) -> GpuType | None:
     """Return the GPU's type; None if unknown."""
     if machine.gpu is None:
         return None
-    if found := catalog.gpu_of_driver(machine.gpu):
-        return found
+    if known_type := catalog.gpu_of_driver(machine.gpu):
+        return known_type
     if machine.gpu_memory_gib is None or machine.compute_capability is None:
         return None
     return GpuType(
@@ -65,7 +65,7 @@ def gpu_type(machine: Machine) -> GpuType | None:
 def existing_folder(path: Path) -> Path:
     """Return the nearest existing directory."""
     path = path.absolute()
-    return next(each for each in (path, *path.parents) if each.is_dir())
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
 def find_missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError | None:
@@ -75,13 +75,13 @@ def find_missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError
     wanted = count_gpus(profile.engine_arguments)
     if machine.gpus >= wanted:
         return None
-    found = f"this machine has {machine.gpus}" if machine.gpus else "none is found here"
+    present = f"this machine has {machine.gpus}" if machine.gpus else "none is found here"
     if machine.visible_devices is not None:
-        found += f" that CUDA_VISIBLE_DEVICES={machine.visible_devices} shows"
+        present += f" that CUDA_VISIBLE_DEVICES={machine.visible_devices} shows"
     keys = [name for name in DIVIDES_GPUS if profile.engine_arguments.get(name, 1) != 1]
     return UsageError(
         f"the profile '{profile.name}' serves on {wanted} NVIDIA GPU{'s' if wanted > 1 else ''}"
-        f", and {found}",
+        f", and {present}",
         where=", key engine_arguments.".join([f"--profile {profile.name}", *keys]),
         hint="run where nvidia-smi lists them, all of one kind; or choose another profile: "
         f"{', '.join(catalog.profile_names())}",
@@ -105,11 +105,11 @@ def find_gpu_fault(
     recipe: Recipe, profile: ServingProfile, machine: Machine
 ) -> PrepareError | None:
     """Refuse a GPU without the recipe's kernels."""
-    found = machine.compute_capability if profile.accelerator == "cuda" else None
-    if found is None or not (lack := recipe.lacks_kernels_on(found)):
+    capability = machine.compute_capability if profile.accelerator == "cuda" else None
+    if capability is None or not (lack := recipe.lacks_kernels_on(capability)):
         return None
     return UsageError(
-        f"'{recipe.name}' {lack}, this one has {found}",
+        f"'{recipe.name}' {lack}, this one has {capability}",
         where=f"--recipe {recipe.name}",
         hint="leave the recipe out, or run on another GPU",
     )

@@ -79,26 +79,31 @@ class Preflight:
     def faults(self) -> list[PrepareError]:
         """Return all faults, in reading order."""
         features = self.choices.node.cpu_features
-        found = [
+        faults = [
             *self._of_files(),
             find_missing_gpus(self.profile, self.machine),
             find_driver_fault(self.profile, self.machine),
-            *(find_gpu_fault(each, self.profile, self.machine) for each in self.choices.recipes),
             *(
-                fault
-                for each in self._to_make
-                if each.quantization.quantizes
-                for fault in find_making_faults(each, self.recipe_source, self.weights[each.name])
+                find_gpu_fault(choice, self.profile, self.machine)
+                for choice in self.choices.recipes
             ),
             *(
-                find_serving_fault(each, self.weights[each.name], self.profile, features)
-                for each in self._to_make
+                fault
+                for choice in self._to_make
+                if choice.quantization.quantizes
+                for fault in find_making_faults(
+                    choice, self.recipe_source, self.weights[choice.name]
+                )
+            ),
+            *(
+                find_serving_fault(choice, self.weights[choice.name], self.profile, features)
+                for choice in self._to_make
             ),
             *self._of_gpu_memory(),
             *self._of_memory(),
             *self._of_asking(),
         ]
-        return [fault for fault in found if fault is not None]
+        return [fault for fault in faults if fault is not None]
 
     def disk_fault(self, stored: Collection[str], download: int = 0) -> list[PrepareError]:
         """Return the fault of a disk without space for the missing variants.
@@ -137,12 +142,12 @@ class Preflight:
         weights = self.weights
         profile = self.profile
         recipes = self.choices.recipes
-        every = (making_needs(model, each, weights[each.name], profile) for each in recipes)
+        every = (making_needs(model, choice, weights[choice.name], profile) for choice in recipes)
         return max((need.host_bytes for needs in every for need in needs), default=0)
 
     def notes(self) -> list[str]:
         """Return what could not be checked."""
-        found = []
+        notes = []
         gpu = self.machine.gpu
         why = ""
         if isinstance(self._inspected, CheckpointError):
@@ -154,11 +159,11 @@ class Preflight:
         elif gpu:
             why = self._inspected.unknown
         if why:
-            found.append(f"memory is not checked before the run: {why}")
-        found += form_notes(self.choices.policy, self.source.generation)
+            notes.append(f"memory is not checked before the run: {why}")
+        notes += form_notes(self.choices.policy, self.source.generation)
         if self.profile.accelerator == "cuda":
-            found += gpu_remarks(self._served, self.machine.compute_capability)
-        return found
+            notes += gpu_remarks(self._served, self.machine.compute_capability)
+        return notes
 
     @cached_property
     def recipe_source(self) -> Checkpoint:
@@ -188,7 +193,7 @@ class Preflight:
         yield from checkpoint_faults(
             source,
             self.profile,
-            quantizes=any(each.quantization.quantizes for each in self._to_make),
+            quantizes=any(choice.quantization.quantizes for choice in self._to_make),
             trust_remote_code=self.choices.asked.trust_remote_code,
         )
         if not describes_other_weights(source):
@@ -249,7 +254,9 @@ class Preflight:
                     *self._place(need.variant),
                 )
         speed_gates = find_speed_gates(self.choices.policy, profile)
-        if profile.starts != "once" or not any(each.rule.compares for each in speed_gates):
+        if profile.starts != "once" or not any(
+            speed_gate.rule.compares for speed_gate in speed_gates
+        ):
             return
         together = sum(servers.values())
         if max(servers.values()) <= memory < together:
@@ -312,7 +319,7 @@ class Preflight:
 
     @property
     def _to_make(self) -> list[Recipe]:
-        return [each for each in self.choices.recipes if each.name not in self.made]
+        return [choice for choice in self.choices.recipes if choice.name not in self.made]
 
     @property
     def _tensor_parallel(self) -> int:

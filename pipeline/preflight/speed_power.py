@@ -57,7 +57,7 @@ def speed_power(
     """
     alpha = gate_level(policy.alpha, policy.attempts, tried) if level is None else level
     start = START_SECONDS if start_seconds is None else start_seconds
-    found = []
+    powers = []
     speed_gates = policy.gates_on(profile.accelerator)
     for speed_gate, planned in zip(
         speed_gates, find_speed_gates(policy, profile, alpha=alpha), strict=True
@@ -70,7 +70,7 @@ def speed_power(
         source = f"measured here in {own.blocks} blocks" if own is not None else "assumed"
         both = [speed_chance(rule, truth, deviation) for truth in truths]
         is_supporting = speed_gate.tier == "supporting"
-        let_in = [1 - each.fails if is_supporting else each.passes for each in both]
+        let_in = [1 - chances.fails if is_supporting else chances.passes for chances in both]
         loads = rule.blocks * len(rule.sides)
         starts = loads if rule.starts == "fresh" else len(rule.sides)
         if shares := bool(speed_gate.main) and rule.starts == "fresh":
@@ -79,8 +79,8 @@ def speed_power(
         around = LENGTH_FACTOR * workload.seconds
         seconds = around if is_steady else workload.seconds + 2 * workload.warmup_seconds
         chance = ", ".join(
-            f"{format_chance(each)} at {truth:g}"
-            for each, truth in zip(let_in, truths, strict=True)
+            f"{format_chance(chances)} at {truth:g}"
+            for chances, truth in zip(let_in, truths, strict=True)
         )
         described = describe_gate(rule, speed_gate.workload, speed_gate.at, workload.load)
         verb = "does not fail" if is_supporting else "passes"
@@ -93,7 +93,7 @@ def speed_power(
         )
         if rule.compares and not shares and rule.starts == "fresh":
             words += describe_measured(profile.name, families)
-        found.append(
+        powers.append(
             GatePower(
                 gate=speed_gate.name,
                 tier=speed_gate.tier,
@@ -105,7 +105,7 @@ def speed_power(
                 words=words,
             )
         )
-    return tuple(found)
+    return tuple(powers)
 
 
 def describe_measured(profile: str, families: Sequence[str]) -> str:

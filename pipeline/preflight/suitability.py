@@ -68,7 +68,7 @@ def find_making_faults(
         ),
         None,
     )
-    if transposed or not any(each.quantized for each in weights.tensors):
+    if transposed or not any(weight.quantized for weight in weights.tensors):
         why = "the recipe's names leave out every matrix"
         if transposed:
             why = f"its matrices are transposed (Conv1D), such as '{transposed}'"
@@ -114,13 +114,13 @@ def find_serving_fault(
     """
     if profile.accelerator != "cpu":
         return None
-    for each in weights.tensors:
-        if each.form is None or not is_expert(each.name):
+    for tensor in weights.tensors:
+        if tensor.form is None or not is_expert(tensor.name):
             continue
-        lack = find_engine(profile.engine).lacks_experts(features, each.form.bits)
+        lack = find_engine(profile.engine).lacks_experts(features, tensor.form.bits)
         if lack:
             return UsageError(
-                f"'{recipe.name}' would quantize experts such as '{each.name}', and {lack}",
+                f"'{recipe.name}' would quantize experts such as '{tensor.name}', and {lack}",
                 where=f"--recipe {recipe.name}; profile {profile.name}, key accelerator",
                 hint="leave the recipe out, or run on a machine with a GPU or with AMX",
             )
@@ -146,7 +146,7 @@ def _shape_faults(
             "a size there that divides them will do",
         )
         return
-    shapes = {each.name: each.tensor.shape for each in weights.tensors if each.quantized}
+    shapes = {tensor.name: tensor.tensor.shape for tensor in weights.tensors if tensor.quantized}
     for name, count in find_undivided_rows(recipe.quantization, shapes).items():
         yield UsageError(
             f"{unfit}: its blocks do not divide the {count} rows of '{name}', which vLLM puts "
@@ -171,9 +171,9 @@ def _format_faults(
             )
             return
     forms = {
-        each.name.removesuffix(WEIGHT): each.form
-        for each in weights.tensors
-        if is_linear_weight(each.name, each.tensor)
+        tensor.name.removesuffix(WEIGHT): tensor.form
+        for tensor in weights.tensors
+        if is_linear_weight(tensor.name, tensor.tensor)
     }
     if split := find_split(forms):
         yield UsageError(

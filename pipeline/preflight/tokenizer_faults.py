@@ -91,11 +91,11 @@ def reading_faults(
     accepted = settings.home / "accepted-tokenizers"
     alike: dict[str, list[EnvironmentStatus]] = {}
     for name in environments:
-        found = status(name, accelerator, settings)
-        if found.state in (EnvironmentState.READY, EnvironmentState.EXTERNAL):
-            libraries = _libraries_of(found)
+        environment = status(name, accelerator, settings)
+        if environment.state in (EnvironmentState.READY, EnvironmentState.EXTERNAL):
+            libraries = _libraries_of(environment)
             if libraries:
-                alike.setdefault(libraries, []).append(found)
+                alike.setdefault(libraries, []).append(environment)
     for libraries, members in alike.items():
         marker = accepted / f"{digest}.{libraries}"
         if not marker.exists():
@@ -143,7 +143,7 @@ def _reading_faults(
         remember(marker)
         return
     fault = from_dict(answer["error"])
-    names = ", ".join(each.key for each in environments)
+    names = ", ".join(environment.key for environment in environments)
     what = "cannot load the tokenizer" if isinstance(fault, WorkerError) else "read other tokens"
     yield CheckpointError(
         f"the environments ({names}) {what}: {fault.message}",

@@ -108,8 +108,8 @@ def _shape_fault(source: Checkpoint) -> CheckpointError | None:
     for name, tensor in source.tensors.items():
         if _is_of_images(name):
             continue
-        found = _LAYER_MATRIX.fullmatch(name)
-        key = found[1] if found else "embed" if EMBEDDING.fullmatch(name) else ""
+        match = _LAYER_MATRIX.fullmatch(name)
+        key = match[1] if match else "embed" if EMBEDDING.fullmatch(name) else ""
         for axis, (keys, size) in expected.get(key, {}).items():
             if len(tensor.shape) == 2 and tensor.shape[axis] != size:
                 return CheckpointError(
@@ -137,11 +137,11 @@ def _expected_shapes(level: Mapping[str, Any]) -> dict[str, Axes]:
     if width is None and hidden and heads and level.get("model_type") not in OWN_HEAD_DIM:
         width = hidden // heads
         keys = "num_key_value_heads, hidden_size, num_attention_heads"
-    found: dict[str, Axes] = {}
+    axes: dict[str, Axes] = {}
 
     def expect(name: str, axis: int, key: str, size: int | None) -> None:
         if size is not None:
-            found.setdefault(name, {})[axis] = (key, size)
+            axes.setdefault(name, {})[axis] = (key, size)
 
     expect("embed", 0, "vocab_size", vocabulary)
     expect("embed", 1, "hidden_size", hidden)
@@ -153,7 +153,7 @@ def _expected_shapes(level: Mapping[str, Any]) -> dict[str, Axes]:
         expect(f"mlp.{leaf}.weight", 1, "hidden_size", hidden)
         expect(f"mlp.{leaf}.weight", 0, "intermediate_size", inner)
     expect("mlp.down_proj.weight", 1, "intermediate_size", inner)
-    return found
+    return axes
 
 
 def _number(level: Mapping[str, Any], key: str) -> int | None:

@@ -197,7 +197,7 @@ class _Front:
         read = [_FIELD.fullmatch(field) for field in fields]
         if asked is None or None in read:
             raise _RefusedError(400)
-        headers = [(each[1].lower(), each[2].strip()) for each in read if each is not None]
+        headers = [(header[1].lower(), header[2].strip()) for header in read if header is not None]
         keys = [value for name, value in headers if name == b"authorization"]
         has_key = not self._key or (len(keys) == 1 and self._is_key(keys[0]))
         if not has_key and (asked[1], asked[2]) != (b"GET", self._health):
@@ -252,7 +252,7 @@ async def _pass_on(
     """Forward until either end closes."""
     there = asyncio.create_task(_copy(body, requests)) if body is not None else None
     back = asyncio.create_task(_copy(answers, writer))
-    tasks = [each for each in (there, back) if each is not None]
+    tasks = [pump for pump in (there, back) if pump is not None]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not back.done() and requests.can_write_eof():

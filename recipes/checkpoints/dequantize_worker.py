@@ -86,8 +86,8 @@ def compressed(source: Path, unquantized: list[str]) -> Any:
 
         def process(self, tensors: dict[str, Any]) -> dict[str, Any]:
             kept = {n: t for n, t in tensors.items() if n.rpartition(".")[2] not in INPUT_SCALES}
-            found: dict[str, Any] = super().process(kept)
-            return found
+            processed: dict[str, Any] = super().process(kept)
+            return processed
 
     return WithoutInputScales(source, ignore=unquantized)
 
@@ -95,5 +95,5 @@ def compressed(source: Path, unquantized: list[str]) -> Any:
 def quantization_config(source: Path) -> dict[str, Any]:
     """Return config.json's key."""
     config = read_json_file(source / "config.json", finite=False)
-    found: dict[str, Any] = config["quantization_config"]
-    return found
+    quantization: dict[str, Any] = config["quantization_config"]
+    return quantization

@@ -35,11 +35,11 @@ def dequantized(source: Checkpoint) -> Checkpoint:
     """
     if source.format is None:
         return source
-    found = next(quantization_configs(source.config), {})
-    groups = quantized_groups(found)
+    quantization = next(quantization_configs(source.config), {})
+    groups = quantized_groups(quantization)
     # A mix of 4 and 8 bits counts as 4: its weights are larger than that at most.
-    eight = bool(groups) and all(each.get("num_bits") == 8 for each in groups)
-    bits = 8 if eight or found.get("bits") == 8 else 4
+    eight = bool(groups) and all(group.get("num_bits") == 8 for group in groups)
+    bits = 8 if eight or quantization.get("bits") == 8 else 4
     tensors = dict(
         _sixteen_bits(name, tensor, source, bits)
         for name, tensor in source.tensors.items()

@@ -345,15 +345,15 @@ def explain_hub_errors(repo_id: str, revision: str | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found = next((each for each in known if isinstance(error, each[0])), None)
-        if found is None:
+        explained = next((row for row in known if isinstance(error, row[0])), None)
+        if explained is None:
             raise
-        _, message, hint = found
+        _, message, hint = explained
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             where = str(error.filename or where)
             message = "the disk is full"
             hint = "free some space, or set HF_HOME to a folder on a larger disk"
-        elif isinstance(error, errors.HfHubHTTPError) and found[0] is transport_error():
+        elif isinstance(error, errors.HfHubHTTPError) and explained[0] is transport_error():
             status = error.response.status_code
             message = f"{endpoint} answered with status {status}"
             hint = LOG_IN if status in (401, 403) else "try again in a while"

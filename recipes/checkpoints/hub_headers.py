@@ -101,4 +101,6 @@ def _headers(repo_id: str, files: list[str], commit: str | None) -> dict[str, Te
         return {name: check_tensor(name, entry, where) for name, entry in entries.items()}
 
     with ThreadPoolExecutor(CONNECTIONS) as pool:
-        return {name: tensor for found in pool.map(read, files) for name, tensor in found.items()}
+        return {
+            name: tensor for headers in pool.map(read, files) for name, tensor in headers.items()
+        }

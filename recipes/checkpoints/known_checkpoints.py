@@ -41,6 +41,6 @@ class Checkpoints:
             return known
         if known is not None and known.revision == revision:
             small = known.small.moved_to(folder)
-        found = read_folder(folder, reference.text, "hub", small)
-        self._read[reference.text] = replace(found, revision=revision)
+        checkpoint = read_folder(folder, reference.text, "hub", small)
+        self._read[reference.text] = replace(checkpoint, revision=revision)
         return self._read[reference.text]

@@ -184,15 +184,15 @@ def _state_bytes(level: dict[str, Any], where: str) -> int:
 
     As `MambaStateShapeCalculator` of vLLM 0.33.
     """
-    found = [
+    numbers = [
         read_positive_int(level, (f"linear_{name}",), where)
         for name in (
             *("num_key_heads", "key_head_dim", "num_value_heads", "value_head_dim"),
             "conv_kernel_dim",
         )
     ]
-    keys, key_width, heads, width, kernel = (each or 0 for each in found)
-    if not all(found):
+    keys, key_width, heads, width, kernel = (number or 0 for number in numbers)
+    if not all(numbers):
         raise UnknownLayersError("the state of its layers without attention is not known")
     size = {"bfloat16": 2, "float16": 2, "float32": 4}.get(str(level.get("mamba_ssm_dtype")), 2)
     convolved = (kernel - 1) * (2 * keys * key_width + heads * width)

@@ -65,14 +65,14 @@ def model_shape(config: dict[str, Any], where: str) -> ModelShape:
     level = text_level(config)
 
     def number(keys: tuple[str, ...], default: int | None = None) -> int:
-        found = read_positive_int(level, keys, where) or default
-        if found is None:
+        value = read_positive_int(level, keys, where) or default
+        if value is None:
             raise CheckpointError(
                 f"config.json lacks {keys[0]}, which is required to compute memory",
                 where=f"{where}, key {keys[0]}",
                 hint="add it, or save the checkpoint again with transformers' save_pretrained()",
             )
-        return found
+        return value
 
     hidden = number(HIDDEN)
     heads = number(HEADS)

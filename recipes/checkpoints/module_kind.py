@@ -131,5 +131,5 @@ BLOCK = re.compile(r"(.*?\.(?:layers|h|blocks|block)\.\d+)\.")
 
 def block_name(name: str) -> str:
     """Return a tensor's layer, such as 'model.layers.3', or ''."""
-    found = BLOCK.match(name)
-    return found[1] if found else ""
+    match = BLOCK.match(name)
+    return match[1] if match else ""

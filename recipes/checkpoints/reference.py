@@ -58,9 +58,9 @@ def parse_reference(text: str) -> CheckpointReference:
     if demo == text and (exists or text.startswith(("./", "../", "/", "~"))):
         user_path(text, WHERE)
         return CheckpointReference("folder", text)
-    if demo == text and (found := _HUB_ID.fullmatch(text)):
-        return CheckpointReference("hub", found[1], found[2])
-    demos = [f"demo:{each}" for each in DEMOS]
+    if demo == text and (match := _HUB_ID.fullmatch(text)):
+        return CheckpointReference("hub", match[1], match[2])
+    demos = [f"demo:{demo_name}" for demo_name in DEMOS]
     known = list(demos)
     with suppress(OSError, ValueError):
         known += map(str, Path(text).parent.iterdir())

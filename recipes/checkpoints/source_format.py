@@ -34,27 +34,33 @@ def source_format(
 
     `quantizer` is hf_quant_config.json.
     """
-    found = next(quantization_configs(config), None)
-    if found is None:
+    quantization = next(quantization_configs(config), None)
+    if quantization is None:
         if quantizer is None:
             return None
         described = quantizer.get("quantization")
-        found = {**(described if isinstance(described, dict) else {}), "quant_method": "modelopt"}
-    method = str(found.get("quant_method"))
+        quantization = {
+            **(described if isinstance(described, dict) else {}),
+            "quant_method": "modelopt",
+        }
+    method = str(quantization.get("quant_method"))
     if method == "compressed-tensors":
-        labels = dict.fromkeys(map(_label, quantized_groups(found)))
+        labels = dict.fromkeys(map(_label, quantized_groups(quantization)))
         return SourceFormat(" and ".join(labels) or "quantized", "compressed-tensors")
     if method == "fp8":
-        in_blocks = isinstance(found.get("weight_block_size"), list)
+        in_blocks = isinstance(quantization.get("weight_block_size"), list)
         return SourceFormat("FP8", "fp8-block" if in_blocks else None)
     if method == "awq":
-        is_gemm = str(found.get("version", "gemm")).lower() == "gemm" and found.get("bits", 4) == 4
+        is_gemm = (
+            str(quantization.get("version", "gemm")).lower() == "gemm"
+            and quantization.get("bits", 4) == 4
+        )
         return SourceFormat("INT4", "awq" if is_gemm else None)
     if method == "gptq":
-        bits = found.get("bits")
+        bits = quantization.get("bits")
         return SourceFormat(f"INT{bits}" if bits in (2, 3, 4, 8) else "GPTQ")
     if method.startswith("modelopt"):
-        algorithm = str(found.get("quant_algo")).upper()
+        algorithm = str(quantization.get("quant_algo")).upper()
         return SourceFormat(algorithm if algorithm in ("FP8", "NVFP4") else "ModelOpt")
     if method == "mxfp4":
         return SourceFormat("MXFP4", reason=MXFP4_REASON)

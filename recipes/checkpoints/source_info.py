@@ -76,12 +76,12 @@ def license_in(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Return the license from a folder's model card, or from config.json."""
     card = front_matter(folder / "README.md")
     license = card.get("license") or config.get("license")
-    found = {
+    facts = {
         "license": license,
         "license_name": card.get("license_name"),
         "license_link": card.get("license_link"),
     }
-    return {name: value for name, value in found.items() if isinstance(value, str)}
+    return {name: value for name, value in facts.items() if isinstance(value, str)}
 
 
 def front_matter(card: Path) -> dict[str, Any]:
@@ -92,8 +92,8 @@ def front_matter(card: Path) -> dict[str, Any]:
     from prepare.untrusted_yaml import parse_yaml
 
     try:
-        found = _FRONT.match(read_regular(card, MAX_CARD_BYTES))
-        facts = parse_yaml(found[1], finite=False) if found else None
+        match = _FRONT.match(read_regular(card, MAX_CARD_BYTES))
+        facts = parse_yaml(match[1], finite=False) if match else None
     except (OSError, ValueError):
         return {}
     return facts if isinstance(facts, dict) else {}

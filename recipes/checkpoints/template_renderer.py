@@ -58,31 +58,31 @@ def render(model: ModelGeneration, arguments: Sequence[Mapping[str, Any]]) -> Re
         "documents": None,
         **model.special_tokens,
     }
-    each = [{**constants, **given} for given in arguments]
-    has_tools = any(given["tools"] for given in each)
+    renderings = [{**constants, **given} for given in arguments]
+    has_tools = any(given["tools"] for given in renderings)
     template = model.template_of(tools=has_tools)
-    found = _render_limited(template or "", json.dumps(each))
-    if "error" in found:
-        line = f", line {found['line']} of the chat template" if found.get("line") else ""
+    rendered = _render_limited(template or "", json.dumps(renderings))
+    if "error" in rendered:
+        line = f", line {rendered['line']} of the chat template" if rendered.get("line") else ""
         raise CheckpointError(
-            f"the chat template cannot be rendered: {found['error']}",
+            f"the chat template cannot be rendered: {rendered['error']}",
             where=f"{model.where}{line}",
             hint="fix the template, or write 'prompt_format: completion' in the policy",
         )
-    return Rendering(frozenset(found["names"]), tuple(found["prompts"]))
+    return Rendering(frozenset(rendered["names"]), tuple(rendered["prompts"]))
 
 
 @lru_cache(maxsize=32)
 def _render_limited(template: str, arguments: str) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = call_limited(
+        rendered: dict[str, Any] = call_limited(
             lambda: _render_alone(template, json.loads(arguments)),  # noqa: TID251
             seconds=CPU_SECONDS,
             memory_bytes=MEMORY_BYTES,
         )
     except CallError as error:
         return {"error": str(error)}
-    return found
+    return rendered
 
 
 def _render_alone(template: str, arguments: list[dict[str, Any]]) -> dict[str, Any]:
@@ -105,10 +105,10 @@ def _render_all(template: str, arguments: list[dict[str, Any]]) -> dict[str, Any
         names = sorted(find_undeclared_variables(environment.parse(template)))
         compiled = environment.from_string(template)
         prompts = []
-        for each in arguments:
+        for variables in arguments:
             parts = []
             letters = 0
-            for part in compiled.generate(**each):
+            for part in compiled.generate(**variables):
                 letters += len(part)
                 if letters > MAX_PROMPT_LETTERS:
                     return {"error": f"its prompt has more than {MAX_PROMPT_LETTERS:,} letters"}

@@ -17,7 +17,10 @@ RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"}
 def find_markers(model: ModelGeneration) -> ThoughtMarkers | None:
     """Return the markers that the template mentions."""
     text = model.template or ""
-    return next((each for each in THOUGHT_MARKERS if each.start in text or each.end in text), None)
+    return next(
+        (markers for markers in THOUGHT_MARKERS if markers.start in text or markers.end in text),
+        None,
+    )
 
 
 def argument_names(model: ModelGeneration) -> frozenset[str]:

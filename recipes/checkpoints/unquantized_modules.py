@@ -43,7 +43,7 @@ def fused_name(module: str) -> str | None:
     Experts are found by their own names.
     """
     parent, _, leaf = module.rpartition(".")
-    place = next((n for n, each in enumerate(SIBLINGS) if leaf in each), None)
+    place = next((n for n, siblings in enumerate(SIBLINGS) if leaf in siblings), None)
     if place is None or _EXPERT.match(module):
         return None
     return f"{parent}.{_TOGETHER[place]}"
@@ -58,7 +58,11 @@ def find_split(forms: Mapping[str, object]) -> tuple[str, str] | None:
     for module, form in forms.items():
         expert = _EXPERT.match(module)
         parent, _, leaf = module.rpartition(".")
-        place = -1 if expert else next((n for n, each in enumerate(SIBLINGS) if leaf in each), None)
+        place = (
+            -1
+            if expert
+            else next((n for n, siblings in enumerate(SIBLINGS) if leaf in siblings), None)
+        )
         if place is None:
             continue
         first = firsts.setdefault((expert[1] if expert else parent, place), module)
@@ -88,28 +92,28 @@ def ignore_list(
 
     It has names and `re:` expressions for llm-compressor, vLLM and ignored_modules.py.
     """
-    found = list(dict.fromkeys(_to_supported_form(word) for word in recipe_ignore))
+    ignored = list(dict.fromkeys(_to_supported_form(word) for word in recipe_ignore))
     layers = decoder_layers(config)
     matrices = {n: t for n, t in tensors.items() if is_quantizable(n, t, [])}
     kinds = {n: module_kind(n, len(t.shape), layers) for n, t in matrices.items()}
     heads = [_module(name) for name, kind in kinds.items() if kind == "lm_head"]
-    if is_tied(config) and not is_ignored(OUTPUT_HEAD, found):
-        found.append(OUTPUT_HEAD)
-    if is_ignored(OUTPUT_HEAD, found):
-        found += [name for name in heads if not is_ignored(name, found)]
+    if is_tied(config) and not is_ignored(OUTPUT_HEAD, ignored):
+        ignored.append(OUTPUT_HEAD)
+    if is_ignored(OUTPUT_HEAD, ignored):
+        ignored += [name for name in heads if not is_ignored(name, ignored)]
     for kind in LEFT_ALONE:
         modules = [_module(name) for name, its in kinds.items() if its == kind]
-        open_ones = [module for module in modules if not is_ignored(module, found)]
+        open_ones = [module for module in modules if not is_ignored(module, ignored)]
         if open_ones:
-            found += _expressions(kind, open_ones, layers)
+            ignored += _expressions(kind, open_ones, layers)
     linear = _match_part(ITS_GATES if fp8 else LINEAR_ATTENTION)
-    if any(is_ignored(_module(name), [linear]) for name in matrices) and linear not in found:
-        found.append(linear)
-    if STACKED_EXPERTS not in found and any(
+    if any(is_ignored(_module(name), [linear]) for name in matrices) and linear not in ignored:
+        ignored.append(linear)
+    if STACKED_EXPERTS not in ignored and any(
         is_expert_stack(name, len(tensor.shape)) for name, tensor in tensors.items()
     ):
-        found.append(STACKED_EXPERTS)
-    return found
+        ignored.append(STACKED_EXPERTS)
+    return ignored
 
 
 def _module(tensor: str) -> str:
@@ -138,9 +142,9 @@ def _expressions(kind: ModuleKind, modules: list[str], layers: int) -> list[str]
     if kind == "vision":
         return [_match_part("|".join(f"{word}[^.]*" for word in VISION))]
     numbers = {
-        int(found[1])
+        int(match[1])
         for module in modules
-        if (found := re.search(r"(?:^|\.)layers\.(\d+)\.", module)) and int(found[1]) >= layers
+        if (match := re.search(r"(?:^|\.)layers\.(\d+)\.", module)) and int(match[1]) >= layers
     }
     after = [_match_part(rf"layers\.{number}") for number in sorted(numbers)]
     named = [_match_part("mtp")] if any("mtp" in module.split(".") for module in modules) else []

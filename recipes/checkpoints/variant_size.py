@@ -40,7 +40,7 @@ class VariantWeights:
     @property
     def forms(self) -> tuple[WeightFormat, ...]:
         """Formats that the recipe makes."""
-        return tuple(dict.fromkeys(each.form for each in self.tensors if each.form))
+        return tuple(dict.fromkeys(tensor.form for tensor in self.tensors if tensor.form))
 
     @property
     def label(self) -> str | None:
@@ -75,12 +75,12 @@ def variant_weights(
         if chosen:
             forms |= dict.fromkeys(chosen, part.choose_format(columns))
         undivided |= {*find_undivided_columns(part, columns)}
-    found = []
+    weights = []
     for name, tensor in kept.items():
         form = forms.get(name)
         size = form.matrix_bytes(*tensor.shape) if form else tensor.size
-        found.append(VariantTensor(name, tensor, size, form is not None, form))
-    return VariantWeights(tuple(found), tuple(sorted(undivided)))
+        weights.append(VariantTensor(name, tensor, size, form is not None, form))
+    return VariantWeights(tuple(weights), tuple(sorted(undivided)))
 
 
 def stored_weights(
@@ -118,10 +118,10 @@ def find_undivided_rows(
     quantization: Quantization, shapes: Mapping[str, Sequence[int]]
 ) -> dict[str, int]:
     """Return rows by layer that vLLM's blocks do not divide."""
-    found = {}
+    rows = {}
     for name, shape in shapes.items():
         module = name.removesuffix(".weight")
         block = quantization.for_module(module).rows_of_block
         if block and module.rpartition(".")[2] in ABOVE_A_SEAM and shape[0] % block:
-            found[name] = shape[0]
-    return found
+            rows[name] = shape[0]
+    return rows

@@ -54,18 +54,18 @@ def list_weights(folder: Path, weight_map: Mapping[str, str] | None) -> list[Pat
                 hint="delete the one that is out of date",
             )
         return shards
-    found = [folder / name for name in names if are_weights(name)]
-    if not found:
+    files = [folder / name for name in names if are_weights(name)]
+    if not files:
         raise CheckpointError(
             "the folder has no .safetensors file", where=str(folder), hint=hint_on_weights(names)
         )
-    if any(_SHARD.fullmatch(file.name) for file in found):
+    if any(_SHARD.fullmatch(file.name) for file in files):
         raise CheckpointError(
             "the weights are in several files, and their index is missing",
             where=str(index),
             hint="download it from the source of the weights",
         )
-    return found
+    return files
 
 
 PICKLES = frozenset({".bin", ".pt", ".pth"})
@@ -210,7 +210,7 @@ def plain_files(folder: Path, leave_out: tuple[str, ...] = ()) -> Iterator[tuple
     for file in sorted(folder.rglob("*")):
         path = file.relative_to(folder).as_posix()
         mode = file.lstat().st_mode
-        if any(_is_part_of(path, mode, each) for each in leave_out):
+        if any(_is_part_of(path, mode, pattern) for pattern in leave_out):
             continue
         if stat.S_ISREG(mode):
             yield path, file

@@ -176,12 +176,12 @@ def linear_layers(model: Any) -> dict[str, Any]:
     from awq.utils.module import exclude_layers_to_not_quantize, get_named_linears, get_op_name
 
     left_out = getattr(model, "modules_to_not_convert", None)
-    found = {}
+    layers = {}
     for layer in model.get_model_layers(model.model):
         prefix = get_op_name(model.model, layer)
         linears = exclude_layers_to_not_quantize(get_named_linears(layer), left_out)
-        found.update({f"{prefix}.{name}": linear for name, linear in linears.items()})
-    return found
+        layers.update({f"{prefix}.{name}": linear for name, linear in linears.items()})
+    return layers
 
 
 def words_left_out(linears: list[str], ignore: list[str]) -> list[str]:

@@ -126,7 +126,7 @@ def text_or_chat(row: Any, column: str) -> str | list[dict[str, Any]]:
         return value
     if not isinstance(value, list) or not value:
         raise ValueError(f"its '{key}' is {_kind(value)} and neither text nor messages")
-    return [_message(each, number, key) for number, each in enumerate(value, start=1)]
+    return [_message(message, number, key) for number, message in enumerate(value, start=1)]
 
 
 def _message(message: Any, number: int, key: str) -> dict[str, Any]:

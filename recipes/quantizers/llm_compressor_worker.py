@@ -134,12 +134,12 @@ def layers_of_each_kind(checkpoint: Path) -> int:
     tensors: dict[int, set[str]] = {}
     for header in read_headers(checkpoint).values():
         for name in header.tensors:
-            if found := LAYER.match(name):
-                tensors.setdefault(int(found[1]), set()).add(EXPERT.sub("", found[2]))
+            if match := LAYER.match(name):
+                tensors.setdefault(int(match[1]), set()).add(EXPERT.sub("", match[2]))
     total = (config.get("text_config") or config).get("num_hidden_layers") or len(tensors)
     seen: set[tuple[str, frozenset[str]]] = set()
     needed = 1
-    for number in sorted(each for each in tensors if each < total):
+    for number in sorted(layer for layer in tensors if layer < total):
         kind = named[number] if number < len(named) else ""
         if (key := (kind, frozenset(tensors[number]))) not in seen:
             seen.add(key)

@@ -47,7 +47,11 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     sizes = spec["group_sizes"]
     config = read_json(source / "config.json")
     headers = read_headers(source)
-    tensors = {name: tensor for each in headers.values() for name, tensor in each.tensors.items()}
+    tensors = {
+        name: tensor
+        for file_header in headers.values()
+        for name, tensor in file_header.tensors.items()
+    }
     places = {name: file for file, header in headers.items() for name in header.tensors}
     check_supported(tensors, config, ignore, source)
     check_tie(tensors, places, config, source)
@@ -106,7 +110,11 @@ def check_supported(
             where=f"{place}, key model_type",
             hint="none of llm-compressor's recipes quantizes these layers; use the baseline",
         )
-    chosen = {name: each for name, each in tensors.items() if is_quantizable(name, each, ignore)}
+    chosen = {
+        name: described
+        for name, described in tensors.items()
+        if is_quantizable(name, described, ignore)
+    }
     for name, tensor in chosen.items():
         if tensor.dtype not in CASTABLE or not tensor.elements:
             raise StageError(

@@ -54,8 +54,8 @@ def tensors_of(model: Any) -> list[tuple[str, Any]]:
 def expert_count(config: Any) -> int:
     """Return the experts in a layer; 0 for a dense model."""
     levels = [config, getattr(config, "text_config", None)]
-    found = [getattr(level, key, None) for level in levels for key in EXPERT_COUNTS]
-    return max((count for count in found if isinstance(count, int)), default=0)
+    counts = [getattr(level, key, None) for level in levels for key in EXPERT_COUNTS]
+    return max((count for count in counts if isinstance(count, int)), default=0)
 
 
 def model_class(config: Any) -> Any:

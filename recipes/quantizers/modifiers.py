@@ -31,10 +31,12 @@ def awq_mappings(model: Any) -> list[Any]:
 
     names = [name for name, _ in model.named_modules()]
     return [
-        AWQMapping(before, layers, each.activation_hook_target)
-        for each in get_layer_mappings_from_model(model)
+        AWQMapping(before, layers, mapping.activation_hook_target)
+        for mapping in get_layer_mappings_from_model(model)
         for before, layers in divide(
-            text_only(each.smooth_layer), [text_only(layer) for layer in each.balance_layers], names
+            text_only(mapping.smooth_layer),
+            [text_only(layer) for layer in mapping.balance_layers],
+            names,
         )
     ]
 
@@ -50,14 +52,16 @@ def divide(before: str, layers: Sequence[str], names: Sequence[str]) -> list[tup
     ]
     kinds: dict[tuple[str, ...], list[str]] = {}
     for block in sorted(present[0]):
-        found = (each for each, blocks in zip(layers, present[1:], strict=True) if block in blocks)
-        kinds.setdefault(tuple(found), []).append(block)
-    if set(kinds) <= {tuple(layers)} and all(present[0] >= each for each in present[1:]):
+        present_layers = (
+            layer for layer, blocks in zip(layers, present[1:], strict=True) if block in blocks
+        )
+        kinds.setdefault(tuple(present_layers), []).append(block)
+    if set(kinds) <= {tuple(layers)} and all(present[0] >= layer for layer in present[1:]):
         return [(before, [*layers])]
     return [
-        (in_blocks(before, blocks), [in_blocks(each, blocks) for each in found])
-        for found, blocks in kinds.items()
-        if found
+        (in_blocks(before, blocks), [in_blocks(layer, blocks) for layer in present_layers])
+        for present_layers, blocks in kinds.items()
+        if present_layers
     ]
 
 
@@ -90,7 +94,7 @@ def smoothquant_mappings(model: Any) -> list[tuple[list[str], str]]:
             (["re:.*gate_proj$", "re:.*up_proj$"], f"re:.*{before_mlp}$"),
         ]
     else:
-        mappings = [tuple(each) for each in get_layer_mappings_from_model(model)]
+        mappings = [tuple(mapping) for mapping in get_layer_mappings_from_model(model)]
     return [
         ([text_only(layer) for layer in layers], text_only(before)) for layers, before in mappings
     ]

@@ -108,7 +108,9 @@ class PresetQuantization(WithKvScales):
     def part_of(self, module: str) -> int:
         """Implement :meth:`Quantization.part_of`."""
         words = list(self.other_schemes.values())
-        return next((n for n, each in enumerate(words) if is_ignored(module, each)), len(words))
+        return next(
+            (n for n, pattern in enumerate(words) if is_ignored(module, pattern)), len(words)
+        )
 
     @property
     def is_streamed(self) -> bool:

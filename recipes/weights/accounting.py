@@ -117,7 +117,7 @@ def account(
     output head need not be stored. `kv_scales` requires scales of the KV cache; None also accepts
     other programs' scales, biases of zeros, and rotary frequencies.
     """
-    found = WeightComparison(
+    comparison = WeightComparison(
         str(source.folder), str(variant.folder), rescaled=rescaled, rounds=rounds
     )
     left = dict(variant.tensors)
@@ -126,36 +126,36 @@ def account(
         head = tied and is_head(name)
         if chosen(name, tensor) and not (head and name not in variant.tensors):
             module = name.removesuffix(".weight")
-            found.layers[module] = form = form_of(module)
+            comparison.layers[module] = form = form_of(module)
             _take_parts(tensor, form, variant, left)
         elif name in left:
             _check_unquantized(tensor, left[name])
-            found.kept.append(name)
+            comparison.kept.append(name)
             del left[name]
         elif _is_buffer(tensor):
             continue
         elif head:
-            found.merged.extend([("source", name, embedding)] if embedding else [])
+            comparison.merged.extend([("source", name, embedding)] if embedding else [])
         else:
             raise _missing(tensor, variant)
-    if not found.layers:
+    if not comparison.layers:
         raise VerificationError("nothing was quantized", where=str(variant.folder))
     if kv_scales is None:
         small = [name for name, tensor in left.items() if tensor.size <= MAX_EXTRA_BYTES]
-        found.scales.extend(name for name in small if name.endswith(CACHE_SCALES))
+        comparison.scales.extend(name for name in small if name.endswith(CACHE_SCALES))
         left = {name: tensor for name, tensor in left.items() if not _is_empty(tensor)}
     elif kv_scales:
-        found.scales.extend(_kv_scales(source, variant))
+        comparison.scales.extend(_kv_scales(source, variant))
     if tied and embedding is not None:
-        found.merged.extend(("variant", name, embedding) for name in filter(is_head, left))
-    for name in (*found.scales, *(name for _, name, _ in found.merged)):
+        comparison.merged.extend(("variant", name, embedding) for name in filter(is_head, left))
+    for name in (*comparison.scales, *(name for _, name, _ in comparison.merged)):
         left.pop(name, None)
     for name, stranger in left.items():
         raise VerificationError(
             f"'{name}' is unexpected: neither the source nor the recipe has it",
             where=str(stranger.path),
         )
-    return found
+    return comparison
 
 
 def _is_buffer(tensor: StoredTensor) -> bool:
@@ -241,9 +241,9 @@ def _missing(tensor: StoredTensor, variant: TensorFiles) -> VerificationError:
 
 def _kv_scales(source: TensorFiles, variant: TensorFiles) -> list[str]:
     """Return the variant's scales, one of each kind for every layer."""
-    found = []
+    scales = []
     for layer in source.tensors:
-        if not layer.endswith(tuple(f".{each}" for each in KEY_LAYERS)):
+        if not layer.endswith(tuple(f".{key_layer}" for key_layer in KEY_LAYERS)):
             continue
         attention = layer.rsplit(".", 2)[0]
         for name in (f"{attention}.k_scale", f"{attention}.v_scale"):
@@ -254,11 +254,11 @@ def _kv_scales(source: TensorFiles, variant: TensorFiles) -> list[str]:
                     hint="quantize again; see the worker.log",
                 )
             _check_type(variant.tensors[name], SCALE_TYPES)
-            found.append(name)
-    if not found:
+            scales.append(name)
+    if not scales:
         raise VerificationError(
             "the recipe requires scales of the KV cache, and the source has no key layer",
             where=str(source.folder),
             hint=f"known: {', '.join(KEY_LAYERS)}; use a recipe without kv_cache_scales",
         )
-    return found
+    return scales

@@ -196,10 +196,10 @@ class Numbers:
             check_finite(stored, after)
             noise.add(before, after)
         if "weight_shape" in own:
-            found = self.read(own["weight_shape"]).tolist()
-            if found != list(source.shape):
+            stored_shape = self.read(own["weight_shape"]).tolist()
+            if stored_shape != list(source.shape):
                 raise VerificationError(
-                    f"'{module}.weight_shape' has {found}, the source's shape is "
+                    f"'{module}.weight_shape' has {stored_shape}, the source's shape is "
                     f"{list(source.shape)}",
                     where=str(own["weight_shape"].path),
                 )
@@ -241,8 +241,8 @@ class Noise:
         width = max(n for n in range(1, min(columns, PIECE_COLUMNS) + 1) if columns % n == 0)
         width = width if width >= PIECE_COLUMNS // 8 else columns
         signal, noise = (
-            each.unflatten(1, (-1, width)).double().square().sum(2)
-            for each in (before, after - before)
+            values.unflatten(1, (-1, width)).double().square().sum(2)
+            for values in (before, after - before)
         )
         row_signal = signal.sum(1, keepdim=True)
         bad = noise > DAMAGED_OVER * signal.maximum(row_signal / signal.shape[1])
@@ -262,7 +262,7 @@ class Noise:
         return {
             "sqnr_db": None if math.isinf(sqnr) and sqnr > 0 else max(sqnr, -999.0),
             "damaged": damaged[:MAX_LISTED],
-            "most_in_a_column": max((columns.count(each) for each in set(columns)), default=0),
+            "most_in_a_column": max((columns.count(number) for number in set(columns)), default=0),
             "count": len(damaged),
         }
 

@@ -130,12 +130,12 @@ def first_tokens(source: Path, texts: str, trust: bool) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust)
     config = AutoConfig.from_pretrained(source, trust_remote_code=trust).get_text_config()
     limit = min(TOKENS, getattr(config, "max_position_embeddings", None) or TOKENS)
-    found: list[int] = []
+    tokens: list[int] = []
     for text in read_texts({"column": "text"}, texts, tokenizer):
-        found += tokenizer(text, add_special_tokens=False)["input_ids"]
-        if len(found) >= limit:
+        tokens += tokenizer(text, add_special_tokens=False)["input_ids"]
+        if len(tokens) >= limit:
             break
-    return torch.tensor([found[:limit]])
+    return torch.tensor([tokens[:limit]])
 
 
 def load(checkpoint: Path, trust: bool) -> Any:
@@ -160,8 +160,8 @@ def log_probabilities(model: Any, tokens: Any) -> Any:
 
 def blocks_of(model: Any) -> dict[str, Any]:
     """Return the outermost numbered blocks."""
-    found = {name: module for name, module in model.named_modules() if BLOCK.fullmatch(name)}
-    return {n: m for n, m in found.items() if not any(n.startswith(f"{o}.") for o in found)}
+    blocks = {name: module for name, module in model.named_modules() if BLOCK.fullmatch(name)}
+    return {n: m for n, m in blocks.items() if not any(n.startswith(f"{o}.") for o in blocks)}
 
 
 def record(model: Any, recorded: dict[str, tuple[Any, Any]]) -> None:
@@ -188,7 +188,7 @@ def replay(model: Any, recorded: dict[str, tuple[Any, Any]], ratios: dict[str, f
             return arguments, {**keywords, "hidden_states": entry}
 
         def compare(_: Any, arguments: Any, keywords: Any, output: Any, name: str = name) -> None:
-            entry, wanted = (each.double() for each in recorded[name])
+            entry, wanted = (recording.double() for recording in recorded[name])
             noise = float((hidden_states(output).double() - wanted).square().sum())
             signal = float((wanted - entry).square().sum())
             ratios[name] = 10 * math.log10(signal / noise) if signal and noise else math.inf

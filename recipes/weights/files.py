@@ -48,11 +48,11 @@ HINT = "compare it with the checkpoint that it was made of: prepare model THAT -
 
 def check_only_safetensors(variant: Path) -> None:
     """Reject pickled weights, and additional safetensors."""
-    found = [path for path in sorted(variant.iterdir()) if path.suffix in OTHER_WEIGHTS]
-    found += sorted(set(variant.glob("*.safetensors")) - set(weight_files(variant)))
-    if found:
+    extra = [path for path in sorted(variant.iterdir()) if path.suffix in OTHER_WEIGHTS]
+    extra += sorted(set(variant.glob("*.safetensors")) - set(weight_files(variant)))
+    if extra:
         raise VerificationError(
-            "the variant has a weight file that is not part of the model", where=str(found[0])
+            "the variant has a weight file that is not part of the model", where=str(extra[0])
         )
 
 
@@ -171,15 +171,15 @@ def _compare(
 
 def _rope_settings(config: dict[str, Any]) -> dict[str, Any]:
     """Return rotary settings in one form, without defaults."""
-    found: dict[str, Any] = {}
+    rope: dict[str, Any] = {}
     if config.get("rope_theta") is not None:
-        found["rope_theta"] = config["rope_theta"]
+        rope["rope_theta"] = config["rope_theta"]
     for key in ("rope_scaling", "rope_parameters"):
         settings = config.get(key)
-        found |= settings if isinstance(settings, dict) else {}
-    kind = found.pop("rope_type", found.pop("type", "default"))
-    found.pop("type", None)
-    return found | ({} if kind in (None, "default") else {"rope_type": kind})
+        rope |= settings if isinstance(settings, dict) else {}
+    kind = rope.pop("rope_type", rope.pop("type", "default"))
+    rope.pop("type", None)
+    return rope | ({} if kind in (None, "default") else {"rope_type": kind})
 
 
 def _check_tokenizer(source: Checkpoint, variant: Checkpoint) -> Iterator[str]:

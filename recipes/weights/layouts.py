@@ -256,4 +256,4 @@ def _from_awq(
     if "qzeros" in stored:
         state["x.qzeros"] = part("qzeros", every, words)
     converter = AutoAWQConverter(group_size=form.group, zero_point=not form.symmetric, ignore=())
-    return {name.removeprefix("x."): each for name, each in converter.process(state).items()}
+    return {name.removeprefix("x."): tensor for name, tensor in converter.process(state).items()}

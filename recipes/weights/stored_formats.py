@@ -84,10 +84,10 @@ def stored_formats(config: Any, where: str) -> StoredFormats:
         )
     try:
         if method == "compressed-tensors":
-            found = _compressed_tensors_formats(config)
+            formats = _compressed_tensors_formats(config)
         else:
-            found = StoredFormats((((), METHODS[method](config)),))
-        for _, form in found.groups:
+            formats = StoredFormats((((), METHODS[method](config)),))
+        for _, form in formats.groups:
             _check_values(form)
     except NotComparableError as error:
         raise NotComparableError(error.message, where=where) from error
@@ -97,7 +97,7 @@ def stored_formats(config: Any, where: str) -> StoredFormats:
             where=where,
             hint="add the key as the program that made the weights writes it, or ask their maker",
         ) from error
-    return found
+    return formats
 
 
 def _check_values(form: WeightFormat) -> None:
@@ -113,17 +113,17 @@ def _check_values(form: WeightFormat) -> None:
 def _compressed_tensors_formats(config: dict[str, Any]) -> StoredFormats:
     if config.get("transform_config"):
         raise NotComparableError("the weights are rotated (transform_config)")
-    found = [
+    groups = [
         (names_and_expressions(group.get("targets")), _group_format(group, config.get("format")))
         for group in config["config_groups"].values()
         if group.get("weights") is not None  # others are of attention
     ]
-    if not found:
+    if not groups:
         raise NotComparableError("no group has weights")
     # vLLM keeps a target's first place and its last format.
-    by_target = {target: form for targets, form in found for target in targets}
+    by_target = {target: form for targets, form in groups for target in targets}
     return StoredFormats(
-        tuple(((target,), form) for target, form in by_target.items()) or (*found,)
+        tuple(((target,), form) for target, form in by_target.items()) or (*groups,)
     )
 
 
@@ -212,9 +212,9 @@ def quantization_config(config: Mapping[str, Any], quantizer: Mapping[str, Any])
 
     `quantizer` is ModelOpt's hf_quant_config.json.
     """
-    for found in quantization_configs(config):
-        method = found.get("quant_method")
-        return {**found, "quant_method": method.lower() if isinstance(method, str) else ""}
+    for config_found in quantization_configs(config):
+        method = config_found.get("quant_method")
+        return {**config_found, "quant_method": method.lower() if isinstance(method, str) else ""}
     described = quantizer.get("quantization")
     return {**described, "quant_method": "modelopt"} if isinstance(described, dict) else None
 
@@ -237,12 +237,12 @@ def adopted_formats(config: Any, where: str) -> StoredFormats:
             where=f"{where}.quant_method",
             hint=HINT,
         )
-    found = UNQUANTIZED if config is None else stored_formats(config, where)
-    for _, form in found.groups:
+    formats = UNQUANTIZED if config is None else stored_formats(config, where)
+    for _, form in formats.groups:
         check_readable(form)
     with raise_as(VerificationError, "its modules cannot be read", where, errors=ValueError):
-        check_patterns([*found.expressions, *ignored_modules(config)])
-    return found
+        check_patterns([*formats.expressions, *ignored_modules(config)])
+    return formats
 
 
 def check_fused_sets(
@@ -265,11 +265,11 @@ def check_fused_sets(
         # vLLM leaves the whole out, too, if each of its modules is ignored.
         if (fused := fused_name(name)) is None or is_ignored(name, ignored):
             continue
-        found = None if is_ignored(fused, ignored) else formats.of_name(fused) or form
-        if found != form:
+        of_set = None if is_ignored(fused, ignored) else formats.of_name(fused) or form
+        if of_set != form:
             raise VerificationError(
                 f"'{name}' ({form or 'in 16 bits'}) is part of '{fused}' in vLLM, and config.json "
-                f"names that, too ({found or 'in 16 bits'})",
+                f"names that, too ({of_set or 'in 16 bits'})",
                 where=where,
                 hint="quantize again, with expressions that match the modules' own names alone",
             )
@@ -280,7 +280,9 @@ def ignored_modules(config: Any) -> list[str]:
     value = config.get("ignore") if isinstance(config, dict) else None
     if isinstance(config, dict) and config["quant_method"] == "compressed-tensors":
         return [*names_and_expressions(value)]
-    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+    return (
+        [module for module in value if isinstance(module, str)] if isinstance(value, list) else []
+    )
 
 
 def modules_of(names: Iterable[str]) -> tuple[str, ...]:
