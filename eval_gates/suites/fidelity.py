@@ -25,19 +25,22 @@ from eval_gates.prompt_scores import (
 )
 from eval_gates.quality_result import KEPT_SHARE
 from eval_gates.rows import Answer, Question, Reply, Score
+from eval_gates.suites.chat_logs import (
+    CARRIED_FILE,
+    STEM,
+    TEXTS,
+    other_rendering,
+    read_chat_row,
+    tokenized,
+)
 from eval_gates.suites.json_lines import read_rows, write_rows
 from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, SuiteKind
 from prepare.digest import digest_json
-from prepare.errors import EvaluationDataError, StageError
+from prepare.errors import EvaluationDataError
 from recipes.generation import Form, TemplateArgument
 from recipes.policy import EvalTask
 
-STEM = "conversations"
-CARRIED_FILE = Path(__file__).parents[1] / "data" / "conversations.jsonl"
-TEXTS = "conversations.jsonl"  # next to the questions; never in a bundle
 NEAR_TIE = 0.05  # nats: below, two starts of the baseline differ, too
-TOLD = "Summarize the following text in one paragraph.\n\n"
-_HINT = "each line needs messages (as of OpenAI's chat API; tools, too) or prompt (a text)"
 
 
 class FidelityTask(EvalTask):
@@ -118,7 +121,10 @@ class Fidelity(SuiteKind[FidelityTask]):
         lacks prompts' log-probabilities.
         """
         chats = [self._chats[each.id] for each in batch]
-        bodies = [_tokenized(client.model, task, chat) for chat in chats]
+        bodies = [
+            tokenized(client.model, chat, task.prompt_format, task.chat_template_kwargs)
+            for chat in chats
+        ]
         rendered = client.send([prompt_scores.render(body) for body in bodies])
         room = max(1, min(task.scored_tokens, client.max_length) - task.max_tokens - 1)
         prompts = [ids[-room:] for ids, _ in rendered]
@@ -134,7 +140,7 @@ class Fidelity(SuiteKind[FidelityTask]):
             ]
             for question, prompt, row in zip(batch, prompts, rows, strict=True):
                 if prompt != row["prompt_ids"]:
-                    raise _other_rendering(question.id, prompt, row["prompt_ids"])
+                    raise other_rendering(question.id, prompt, row["prompt_ids"])
                 answers.append(Generated(row["answer_ids"], row["text"]))
         requests = [
             prompt_scores.score(client.model, prompt, answer.tokens)
@@ -207,47 +213,3 @@ class Fidelity(SuiteKind[FidelityTask]):
 
     def typical_change(self, task: FidelityTask) -> float:
         return 0.1
-
-
-def read_chat_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Return a line's `messages` and `tools`, or its `prompt`.
-
-    A `document` is a text to summarize.
-    """
-    messages = row.get("messages")
-    prompt = row.get("prompt")
-    if isinstance(row.get("document"), str):
-        messages = [{"role": "user", "content": TOLD + row["document"]}]
-    if isinstance(messages, list) and messages:
-        if any(not isinstance(each, dict) or "role" not in each for each in messages):
-            raise EvaluationDataError("a message has no role", where=place, hint=_HINT)
-        # The model's own last message is the answer.
-        asked = messages[:-1] if messages[-1]["role"] == "assistant" else messages
-        if asked:
-            tools = row.get("tools")
-            return {"messages": asked, **({"tools": tools} if tools else {})}
-    if isinstance(prompt, str) and prompt:
-        return {"prompt": prompt}
-    raise EvaluationDataError("the line has no conversation", where=place, hint=_HINT)
-
-
-def _tokenized(model: str, task: FidelityTask, chat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a request of `/tokenize`, which takes prompts of any length."""
-    body = {"model": model}
-    if "messages" not in chat:
-        return {**body, **chat}
-    if task.prompt_format != "chat":
-        lines = [f"{each['role']}: {each.get('content') or ''}" for each in chat["messages"]]
-        return {**body, "prompt": "\n\n".join([*lines, "assistant:"])}
-    return {**body, **chat, "chat_template_kwargs": task.chat_template_kwargs}
-
-
-def _other_rendering(name: str, here: Sequence[int], there: Sequence[int]) -> StageError:
-    pairs = zip(here, there, strict=False)
-    at = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(here), len(there)))
-    return StageError(
-        f"the arm renders the conversation '{name}' otherwise than the baseline: {len(here)} and "
-        f"{len(there)} tokens, the first that differs is number {at}",
-        where="tokenizer and chat template of the served model",
-        hint="the variant must have the tokenizer and the chat template of its baseline",
-    )

@@ -14,7 +14,7 @@ from typing import Any
 from eval_gates.answer_log import ANSWERS, QUESTIONS, parse_answers
 from eval_gates.rows import Answer, Question
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
-from eval_gates.suites.fidelity import TEXTS as CONVERSATIONS
+from eval_gates.suites.chat_logs import TEXTS as CONVERSATIONS
 from eval_gates.suites.json_lines import read_rows
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages.adopt import ADOPT

@@ -14,7 +14,8 @@ from eval_gates.answer_validity import check_answers
 from eval_gates.ask import Client
 from eval_gates.prompt_scores import ScoredToken, thought_end
 from eval_gates.rows import Answer, Asked, Question, Reply
-from eval_gates.suites.fidelity import Fidelity, FidelityTask, read_chat_row
+from eval_gates.suites.chat_logs import read_chat_row
+from eval_gates.suites.fidelity import Fidelity, FidelityTask
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder
 from prepare.errors import EvaluationDataError, StageError
