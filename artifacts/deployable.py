@@ -65,7 +65,8 @@ class Deployable(SparseRecord, serialize_by_alias=True):
     hardware: Hardware
     kernels: dict[str, str] | None = Field(
         None,
-        description="kernels and fusions that the engine chose, from its log; not in the digest",
+        description="what the engine started with: kernels, fusions, format and scales of the KV "
+        "cache; not in the digest",
     )
 
     @classmethod
@@ -130,7 +131,7 @@ class Deployable(SparseRecord, serialize_by_alias=True):
         ]
 
     def kernel_differences(self, facts: Mapping[str, str]) -> list[TupleDifference]:
-        """Return differing kernels and fusions, if both sides are known."""
+        """Return what differs of the engines' starts, if both sides are known."""
         if self.kernels is None:
             return []
         both = [(name, self.kernels.get(name, ABSENT), facts.get(name, ABSENT)) for name in KERNELS]

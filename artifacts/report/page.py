@@ -86,6 +86,8 @@ def tuple_facts(evidence: ReportedRun, recipe: str) -> Facts:
             ("hardware ", served.parameters.hardware.model_dump()),
         ):
             facts |= {f"{word}{name}": value for name, value in values.items()}
+        started = served.result.server.__pydantic_extra__ or {}
+        facts |= {f"started with {fact.replace('_', ' ')}": told for fact, told in started.items()}
     if answers := evidence.collect_answers(recipe):
         facts["environment evaluate"] = answers[0][1].parameters.environment
     return {name: _text(value) for name, value in facts.items()}

@@ -80,6 +80,7 @@ def serve(
     from artifacts.deploy.serve import Deployment
     from pipeline.environments.settings import load_settings
     from pipeline.serving.front import format_for_url, reachable_address
+    from prepare.escape import make_visible
 
     settings = load_settings(store, public_key=public_key)
     _, version = find_asked(reference, registry, settings)
@@ -103,6 +104,7 @@ def serve(
             "differences": differences,
             "weights": str(deployment.weights),
             "arguments": deployment.judged.serving.to_dict(),
+            "started_with": deployment.judged.kernels or {},
         }
         if check:
             if as_json:
@@ -110,6 +112,8 @@ def serve(
             else:
                 words = "; ".join(differences) or "nothing differs from what was judged"
                 print(f"{version.name} version {version.version}: {words}")
+                for fact, told in (deployment.judged.kernels or {}).items():
+                    print(make_visible(f"  judged with {fact.replace('_', ' ')}: {told}"))
             return
         url = f"http://{format_for_url(reachable_address(deployment.check_host(host)))}:{port}"
         with deployment.start_server(

@@ -29,12 +29,14 @@ from prepare.supervisor import SupervisedProcess
 from prepare.untrusted import parse_json
 from recipes.engines import Engine, LaunchSpec, find_engine
 from recipes.engines.engine import KV_DTYPE
-from recipes.weights.kv_scales import check_scales_taken
+from recipes.engines.kv_report import NOT_TOLD, KvReport, read_report
+from recipes.weights.kv_scales import check_cache
 
 if TYPE_CHECKING:
     import httpx
 
 MAX_SOCKET_FOLDER_BYTES = 107 - 37  # of Linux's sockaddr_un, less the name of an engine's socket
+REPORTS = "reports"  # folder next to the socket
 URL = "http://localhost"  # of a server, through its socket
 
 
@@ -163,6 +165,7 @@ class Server:
         self._environment = {**(caches or {}), **given, **compiler}
         self._socket: Path | None = None
         self._process: SupervisedProcess | None = None
+        self._report: KvReport | None = None
 
     @property
     def socket(self) -> Path:
@@ -193,7 +196,10 @@ class Server:
         return self._engine.command(str(self._python), launch)
 
     def facts(self) -> dict[str, str]:
-        return engine_facts(self._log, self._engine, self._log_begins)
+        """Return what the engine's log tells, and its objects of the KV cache."""
+        report = self._report
+        told = report.facts() if report else {"kv_cache": NOT_TOLD, "kv_scales": NOT_TOLD}
+        return {**engine_facts(self._log, self._engine, self._log_begins), **told}
 
     def start(self, timeout_seconds: float, progress: Progress, name: str = "") -> float:
         """Start the server; return the seconds until its first answer.
@@ -203,6 +209,7 @@ class Server:
         self._socket = private_socket()
         if self._socket.parent.parent != Path(tempfile.gettempdir()):  # too long for its sockets
             self._environment |= {"TMPDIR": str(self._socket.parent)}
+        self._have_reported(self._socket.parent / REPORTS)
         try:
             task = f"{name}: start the server".removeprefix(": ")
             return self._start(timeout_seconds, progress, task)
@@ -232,7 +239,7 @@ class Server:
                 raise self._failure(f"the model server was not ready after {waited:.0f} s")
             progress.advance(task, int(waited), None, "s")
             time.sleep(POLL_SECONDS)
-        self._check_scales()
+        self._check_cache()
         self._warm_up()
         self.check_alive()
         elapsed = time.monotonic() - started
@@ -240,11 +247,19 @@ class Server:
         progress.advance(task, whole, whole, "s")
         return elapsed
 
-    def _check_scales(self) -> None:
-        """Raise ServingError if the engine dropped the checkpoint's scales of the KV cache."""
+    def _have_reported(self, folder: Path) -> None:
+        """Let the engine report on its KV cache into a new folder."""
+        folder.mkdir(mode=0o700)
+        for name, value in self._engine.prepare_report(folder).items():
+            own = self._environment.get(name) if name == "PYTHONPATH" else None
+            self._environment[name] = os.pathsep.join(filter(None, [value, own]))
+
+    def _check_cache(self) -> None:
+        """Raise ServingError if the KV cache is not what profile and checkpoint say."""
+        self._report = read_report(self.socket.parent / REPORTS)
         log = self._log.read_bytes()[self._log_begins :].decode(errors="replace")
         kv_cache_dtype = str(self._arguments.get(KV_DTYPE, "auto"))
-        check_scales_taken(self._model, log, self._engine, kv_cache_dtype)
+        check_cache(self._model, self._report, log, self._engine, kv_cache_dtype)
 
     def check_alive(self) -> None:
         """Raise ServingError if the server has exited."""

@@ -64,7 +64,7 @@ class SanityResult(Record):
         )
 
 
-SANITY = Stage("sanity", 2, ServedModel, ServerRuntime, SanityResult)
+SANITY = Stage("sanity", 3, ServedModel, ServerRuntime, SanityResult)
 
 
 PROMPTS = (

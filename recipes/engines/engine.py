@@ -6,6 +6,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 
@@ -57,7 +58,8 @@ class AcceptanceRule:
     on: tuple[str, ...] = ("cpu", "cuda")  # kinds of machine that support it
 
 
-KERNELS = ("linear_kernel", "moe_kernel", "attention", "fusions")  # facts that a tuple records
+# Facts that a tuple records.
+KERNELS = ("linear_kernel", "moe_kernel", "attention", "kv_cache", "kv_scales", "fusions")
 
 
 class Engine(Protocol):
@@ -80,8 +82,8 @@ class Engine(Protocol):
     # seconds.
     monitored: Mapping[str, str] = {}
     buckets: Mapping[str, tuple[float, ...]] = {}
-    # Expressions of its log's warnings that scales of the KV cache are 1, and that those of a
-    # checkpoint were not read, which matters for a cache of 8 bits.
+    # For an engine without a report: expressions of its log's warnings that scales of the KV cache
+    # are 1, and that those of a checkpoint were not read, which matters for a cache of 8 bits.
     lost_scales: str = "(?!)"
     unread_scales: str = "(?!)"
     # Facts that reports show from its log: name, and expression whose group is the value.
@@ -151,6 +153,13 @@ class Engine(Protocol):
         """Return the arguments of speculative decoding, or {} if the engine has none.
 
         `settings` are `SpeculativeConfig.to_dict`; `draft` is the draft model's directory, or ''.
+        """
+        return {}
+
+    def prepare_report(self, folder: Path) -> dict[str, str]:
+        """Have a server write reports of its KV cache (`kv_report.py`) into this private folder.
+
+        Return its variables; {} if the engine cannot tell.
         """
         return {}
 

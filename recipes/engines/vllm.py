@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from recipes.engines import vllm_report
 from recipes.engines.engine import (
     AcceptanceRule,
     ApiCapabilities,
@@ -60,6 +63,7 @@ ENTRY = ("-m", ENTRY_MODULE)
 # As the quantizer reads it, also where Mistral's own format is there too.
 LOADING = ("--config-format", "hf", "--load-format", "safetensors")
 GIB = 2**30
+PLUGIN = "prepare_engine_report"  # of `vllm_report`
 # Only whole names: the parser accepts a unique beginning, such as `middlew` for `middleware`.
 # Without a device it fails; the options are the same for all.
 PARSE = """
@@ -239,7 +243,6 @@ class Vllm(Engine):
         "kv_cache_tokens": r"KV cache size: ([\d,]+) tokens",
         "linear_kernel": r"(?:Selected (?=\w+ for)|Using (?=\w+Kernel for))(\w+)",
         "moe_kernel": r"Using '?(\w[\w -]*?)'? (?:\w+ )?MoE backend",
-        "attention": r"Using (\w+) attention backend",
         "fusions": r"Enabled custom fusions: ([\w, ]+)",
     }
     ours = OURS
@@ -306,6 +309,17 @@ class Vllm(Engine):
     def cpu_cache_bytes(self, environment: Mapping[str, str]) -> int:
         space = environment.get("VLLM_CPU_KVCACHE_SPACE", "")
         return int(space) * GIB if space.isdigit() else 0
+
+    def prepare_report(self, folder: Path) -> dict[str, str]:
+        """Install the plug-in that reports; it works with a site's own interpreter, too."""
+        shutil.copyfile(vllm_report.__file__, folder / f"{PLUGIN}.py")
+        about = folder / f"{PLUGIN}-1.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PLUGIN}\nVersion: 1\n")
+        (about / "entry_points.txt").write_text(
+            f"[vllm.general_plugins]\n{PLUGIN} = {PLUGIN}:register\n"
+        )
+        return {"PYTHONPATH": str(folder), vllm_report.VARIABLE: str(folder)}
 
     def facts_in(self, log: str) -> dict[str, str]:
         """Return the facts with the KV cache's first logged size, without commas."""

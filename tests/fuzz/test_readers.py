@@ -50,6 +50,7 @@ from recipes.checkpoints.reference import parse_reference
 from recipes.checkpoints.safetensors_header import read_header
 from recipes.checkpoints.source_info import license_in
 from recipes.checkpoints.weight_files import read_index
+from recipes.engines.kv_report import read_report
 from recipes.quantizers.calibration import read_texts
 from recipes.weights.stored_formats import adopted_formats, read_quantization
 
@@ -242,6 +243,11 @@ def shape_of(path: Path) -> object:
     return kept.parameters, kept.result
 
 
+def describe_cache(folder: Path) -> object:
+    found = read_report(folder)
+    return found and found.facts()
+
+
 def answer_in(content: bytes) -> object:
     answer = parse_json(content, whole_text=False, finite=False)
     with contextlib.suppress(ValueError):
@@ -274,6 +280,21 @@ def one_error(read: Callable[[bytes], object], error: type[Exception]) -> Reader
     return reader
 
 
+KV_REPORT = {
+    "version": "0.33.0",
+    "layers": {
+        "model.layers.0.self_attn.attn": {
+            "asked": "fp8",
+            "stored": "uint8",
+            "bytes": 384.0,
+            "backend": "FLASH_ATTN",
+            "k_scale": [0.5, 0.5],
+            "v_scale": [1.0, 1.0],
+            "is_computed": False,
+        }
+    },
+}
+
 # name of the file, what is good in it, and who reads it
 READERS: dict[str, tuple[str, bytes, Reader]] = {
     "json": ("a.json", json.dumps(CONFIG).encode(), one_error(parse_json, UntrustedJsonError)),
@@ -297,6 +318,11 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
         "model.safetensors.index.json",
         json.dumps({"metadata": {}, "weight_map": {"a": "a.safetensors"}}).encode(),
         read_index,
+    ),
+    "report of the KV cache": (
+        "report.1.json",
+        json.dumps(KV_REPORT).encode(),
+        lambda p: describe_cache(p.parent),
     ),
     "config": ("config.json", json.dumps(CONFIG).encode(), config_of),
     "rows": ("a.jsonl", ROWS, lambda p: list(read_rows(p))),

@@ -6,6 +6,7 @@ asked for. How it behaves is said by variables of its environment, as a profile 
     STAND_IN=answers       (default) opens the port, answers
     STAND_IN=dies          prints the file $STAND_IN_LOG and ends with 1, as vLLM does
     STAND_IN=warns         prints the file $STAND_IN_LOG, and answers
+    STAND_IN=reports       reports $STAND_IN_REPORT of its KV cache, and answers
     STAND_IN=killed        ends by SIGKILL, as the kernel does when memory is short
     STAND_IN=silent        runs on and never opens the port
     STAND_IN=refuses       opens the port, is healthy, answers every completion with 500
@@ -145,6 +146,9 @@ def main() -> None:
         sys.exit(1)
     if behaviour == "warns":
         print(Path(os.environ["STAND_IN_LOG"]).read_text(), flush=True)
+    if behaviour == "reports":
+        folder = Path(os.environ["PREPARE_ENGINE_REPORT"])
+        (folder / "report.1.json").write_text(os.environ["STAND_IN_REPORT"])
     if behaviour == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if behaviour == "silent":

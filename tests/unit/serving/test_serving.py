@@ -193,8 +193,6 @@ def test_kernels_that_the_cuda_build_tells(tmp_path: Path) -> None:
     log.write_text(
         "INFO [compressed_tensors_wNa16.py:153] Using MacheteLinearKernel for "
         "CompressedTensorsWNA16\n"
-        "INFO [cuda.py:509] Using FLASH_ATTN attention backend out of potential backends: "
-        "['FLASH_ATTN', 'TRITON_ATTN'].\n"
         "INFO [__init__.py:1303] Using CutlassNvFp4LinearKernel for NVFP4 GEMM\n"
         "INFO [int_wna16.py:287] Using 'MARLIN' WNA16 MoE backend.\n"
         "INFO [oracle.py:880] Using MoEPrepareAndFinalizeNoEP\n"
@@ -205,5 +203,4 @@ def test_kernels_that_the_cuda_build_tells(tmp_path: Path) -> None:
         "linear_kernel": "MacheteLinearKernel, CutlassNvFp4LinearKernel, "
         "CutlassFp8BlockScaledMMKernel",
         "moe_kernel": "MARLIN",
-        "attention": "FLASH_ATTN",
     }

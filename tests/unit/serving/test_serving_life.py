@@ -5,6 +5,7 @@ The server is a stand-in, but a real process with a real socket and a separate c
 
 from __future__ import annotations
 
+import json
 import stat
 import sys
 import time
@@ -22,6 +23,7 @@ from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
 from prepare.errors import ServingError
 from prepare.events import NullProgress
+from recipes.engines.kv_report import NOT_TOLD
 
 NO_CACHE = "ValueError: No available memory for the cache blocks."
 LAST_WORDS = f"""\
@@ -118,7 +120,7 @@ def test_ready_answers_and_nothing_left(
     ]
     assert told["environment"]["OMP_NUM_THREADS"] == "1"
     assert told["environment"]["HF_HUB_OFFLINE"] == "1"
-    assert "PYTHONPATH" not in told["environment"]
+    assert told["environment"]["PYTHONPATH"] == str(socket.parent / "reports")
     assert all(is_running(pid) for pid in told["processes"])
     served.stop()
     assert not any(is_running(pid) for pid in told["processes"])
@@ -249,4 +251,24 @@ def test_scales_of_the_cache_that_the_server_drops(
         assert error.where == str(tmp_path / "weights")
         return
     served.start(30, NullProgress())
+    served.stop()
+
+
+def test_what_the_engine_reports_of_its_cache_refuses_it(
+    server: Callable[..., Server], tmp_path: Path
+) -> None:
+    layer = {"asked": "auto", "stored": "bfloat16", "bytes": 1, "backend": "CPU_ATTN"}
+    told = {**layer, "k_scale": [1, 1], "v_scale": [1, 1]}
+    report = json.dumps({"version": "0.32.0", "layers": {"layers.0.attn": told}})
+    served = server(kv_cache_dtype="fp8", STAND_IN="reports", STAND_IN_REPORT=report)
+    (tmp_path / "weights" / "model.safetensors").write_bytes(safetensors({"norm": ("F32", (8,))}))
+    error = failure(served)
+    assert "kv_cache_dtype" in error.where
+    assert "bfloat16" in error.message
+
+
+def test_a_cache_of_which_the_engine_tells_nothing(server: Callable[..., Server]) -> None:
+    served = server()
+    served.start(30, NullProgress())
+    assert served.facts()["kv_cache"] == served.facts()["kv_scales"] == NOT_TOLD
     served.stop()
