@@ -184,8 +184,13 @@ def promote(
     The same call completes a killed promotion.
     """
     candidates = [find_candidate(run, variant, store, request) for variant in chosen]
-    policy = candidates[0].judged.judge.parameters.policy.promotion
-    best = max(candidates, key=lambda candidate: candidate.preference(policy.prefer))
+    parameters = candidates[0].judged.judge.parameters
+    policy = parameters.policy.promotion
+    descent = parameters.trial.descent
+    if descent:
+        best = max(candidates, key=lambda candidate: descent.index(candidate.recipe))
+    else:
+        best = max(candidates, key=lambda candidate: candidate.preference(policy.prefer))
     name = best.verdict.registered_name
     alias = request.alias or policy.alias
     registry = Registry(request.registry)
@@ -238,7 +243,7 @@ def promote(
         name=name,
         versions=versions,
         champion=best.recipe,
-        preferred=_describe_preference(candidates, best, policy.prefer),
+        preferred=_describe_preference(candidates, best, "" if descent else policy.prefer),
         alias=alias,
         registry=request.registry,
         replaced=move.replaced if move else None,
@@ -247,8 +252,11 @@ def promote(
 
 
 def _describe_preference(candidates: Sequence[Candidate], best: Candidate, prefer: str) -> str:
+    """Return why it is the best one; without `prefer` it is the last of a descent."""
     if len(candidates) == 1:
         return ""
+    if not prefer:
+        return f"the last of {len(candidates)} that passed, from the largest down (--until pass)"
     ratio, size = best.preference(prefer)
     figure = f"{-size / 1e6:,.1f} MB"
     if ratio and ratio > max(

@@ -210,8 +210,8 @@ class ModelRequest(CommandRequest):
     until: Literal["pass"] | None = option(
         Option(
             "--until",
-            "Gate one variant after another, the smallest first, up to one that passes. All count "
-            "in the error rate.",
+            "Gate one variant after another, the largest first, as long as they pass, and promote "
+            "the smallest that passed. Each has the whole error rate.",
         ),
         None,
     )
@@ -228,7 +228,7 @@ class ModelRequest(CommandRequest):
 
     @property
     def until_pass(self) -> bool:
-        """Whether gating ends at the first variant that passes."""
+        """Whether gating ends at the first variant that does not pass."""
         return self.until is not None
 
 

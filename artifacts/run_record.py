@@ -157,7 +157,7 @@ class VariantReport(Record):
     recipe: str
     weights_bytes: int | None = Field(description="None when it was never made")
     verdict: Verdict | Literal["error", "skipped"] = Field(
-        description="skipped: it was not needed, since a smaller one passed (--until pass)"
+        description="skipped: it was not asked, since a larger one did not pass (--until pass)"
     )
     reason: str = Field(description="why, in words; for an error: message, where and hint")
     p_value: float | None = Field(

@@ -209,6 +209,11 @@ class Card:
         return "; ".join(f"{name.replace('_', ' ')} {kernel}" for name, kernel in found.items())
 
     @property
+    def order(self) -> list[str]:
+        """The variants of `--until pass`, from the largest down; else none."""
+        return self.judged.judge.parameters.trial.descent
+
+    @property
     def bound_level(self) -> str:
         return f"{100 * (1 - max(gate.alpha or 0 for gate in self.verdict.variant.quality)):.4g}"
 

@@ -6,7 +6,7 @@ An author can forge a bundle; only a signature identifies the author.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -312,7 +312,29 @@ def _check_variants(
         checks.append(
             VariantCheck(variant.recipe, variant.verdict, verdict, answers, tuple(problems))
         )
+    computed_verdicts = {check.recipe: check.computed for check in checks}
+    checks = [
+        replace(
+            check,
+            differences=(
+                *check.differences,
+                *_find_skipped_rung(evidence.get(check.recipe), check.recipe, computed_verdicts),
+            ),
+        )
+        for check in checks
+    ]
     return checks, evidence
+
+
+def _find_skipped_rung(
+    evidence: Evidence | None, recipe: str, verdicts: Mapping[str, str | None]
+) -> Iterator[str]:
+    """Yield the variant of a descent that had to pass before this one was judged, and did not."""
+    if evidence is None:
+        return
+    for before in evidence.judge.parameters.trial.before(recipe):
+        if verdicts.get(before) != "pass":
+            yield f"'{before}' comes before it and did not pass, so this verdict has no error rate"
 
 
 def _find_evidence(key: str | None, store: Store, problems: list[str]) -> Evidence | None:

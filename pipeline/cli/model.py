@@ -63,7 +63,7 @@ def model(
 
     With --no-promote nothing is registered; `prepare promote RUN` does it later.
     --screen orders candidates without judging any, with --ablate the weights and the
-    KV cache of each alone, too; --until pass gates them from the smallest up.
+    KV cache of each alone, too; --until pass gates them from the largest down.
     If a disturbed machine left a gate undecided, the same command continues its
     measurement; --remeasure repeats any gate's. In a CI job (--ci) a JUnit file and
     a summary report the outcome.

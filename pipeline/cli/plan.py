@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pipeline.preflight.power import GatePower
 
 
-NOT_PLANNED = ("promote", "sign", "ablate", "screen", "until", "remeasure")
+NOT_PLANNED = ("promote", "sign", "ablate", "screen", "remeasure")
 
 
 def check_policy(request: ModelRequest, name: str, *, as_json: bool) -> None:
@@ -37,6 +37,7 @@ def check_policy(request: ModelRequest, name: str, *, as_json: bool) -> None:
 
     UsageError: as `check_power` and `find_speed_gates`, or an invalid file.
     """
+    from eval_gates.statistics.multiplicity import gate_level
     from pipeline.environments.environment import Accelerator, identity
     from pipeline.environments.settings import load_settings
     from pipeline.plan.data_sources import SourceResolver, note_repeated_fields
@@ -66,9 +67,11 @@ def check_policy(request: ModelRequest, name: str, *, as_json: bool) -> None:
         counts = sources.counts(policy)
         note_repeated_fields(policy, sources, progress)
         refuse(sources.faults(policy))
-        check_power(policy, recipes, counts, progress)
-        power = policy_power(policy, recipes, counts) + speed_power(
-            policy, len(recipes), served, families=[each.family for each in recipes]
+        tried = 1 if request.until_pass else len(recipes)
+        level = gate_level(policy.alpha, policy.attempts, tried)
+        check_power(policy, recipes, counts, progress, level)
+        power = policy_power(policy, recipes, counts, level) + speed_power(
+            policy, tried, served, level, families=[each.family for each in recipes]
         )
         if as_json:
             answer = {"schema_version": 1, "policy": policy.name, "alpha": policy.alpha}
@@ -177,6 +180,8 @@ def plan(
       prepare plan demo:smollm2-135m
 
       prepare plan ./my-checkpoint --recipe fp8-dynamic --json
+
+      prepare plan org/name --recipe fp8-dynamic --recipe awq-w4a16 --until pass
 
       prepare plan org/name --variant ./name-FP8
 

@@ -36,7 +36,8 @@ class Builder:
     """Builder of a plan.
 
     `reference` identifies the baseline for attempts. `profile` is None for endpoints. The error
-    rate is divided by `tried`. `run` is '' to look ahead only. Both sides are measured again for
+    rate is divided by `tried`, unless the trial descends: then the variants are in their order,
+    the largest first. `run` is '' to look ahead only. Both sides are measured again for
     `other_weights`.
     """
 
@@ -50,6 +51,7 @@ class Builder:
     machine: str
     profile: ServingProfile | None = None
     tried: Sequence[str] = ()
+    descends: bool = False
     run: str = ""
     remeasured: Collection[str] = ()
     other_weights: Sequence[str] = ()
@@ -129,7 +131,11 @@ class Builder:
         forms = {arm.recipe.name: [arm.recipe.family, arm.max_length] for arm in variants}
         others = {name: "" for name in self.tried if name not in keys}
         return trial_of(
-            dict(self.reference), {**keys, **others}, pinned, digest_json([asked, forms])
+            dict(self.reference),
+            {**keys, **others},
+            pinned,
+            digest_json([asked, forms]),
+            [arm.recipe.name for arm in variants] if self.descends else (),
         )
 
     def _numbered(

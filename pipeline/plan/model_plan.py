@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,9 @@ from recipes.schema import Recipe, ServingProfile
 class ModelPlanner:
     """Builder of a Plan.
 
-    `made` has stages of existing weights by recipe. `tried` recipes are counted by verdicts. `run`
-    is '' to look ahead only.
+    `made` has stages of existing weights by recipe. `tried` recipes are counted by verdicts.
+    `sizes` has expected bytes of weights by recipe, by which a descent is ordered. `run` is '' to
+    look ahead only.
     """
 
     choices: Choice
@@ -55,6 +56,7 @@ class ModelPlanner:
     store: Path
     made: Mapping[str, StageSpec] = field(default_factory=dict)
     tried: tuple[str, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
     run: str = ""
 
     @property
@@ -71,7 +73,7 @@ class ModelPlanner:
         return Builder(
             policy=self.choices.policy,
             baseline=self._arm(self.choices.baseline),
-            variants=[self._arm(recipe) for recipe in self.choices.recipes],
+            variants=[self._arm(recipe) for recipe in self._ordered_recipes],
             reference={"checkpoint": self.checkpoint.digest, **made},
             sources=self.sources,
             identities=self.identities,
@@ -79,10 +81,19 @@ class ModelPlanner:
             machine=self.choices.node.machine,
             profile=self._carried_out(self.profile),
             tried=self.tried,
+            descends=self.choices.asked.until_pass,
             run=self.run,
             remeasured=self.choices.remeasured,
             other_weights=sorted(made.values()),
         ).build()
+
+    @property
+    def _ordered_recipes(self) -> Sequence[Recipe]:
+        """The recipes; of a descent from the largest down, equal ones as they were named."""
+        recipes = self.choices.recipes
+        if not self.choices.asked.until_pass:
+            return recipes
+        return sorted(recipes, key=lambda recipe: -self.sizes.get(recipe.name, 0))
 
     def _arm(self, recipe: Recipe) -> Arm:
         is_baseline = recipe.family == "baseline"
@@ -222,9 +233,16 @@ def served_arm(
 
 
 def make_plan(
-    choices: Choice, found: Located, settings: Settings, sources: SourceResolver, run: str = ""
+    choices: Choice,
+    found: Located,
+    settings: Settings,
+    sources: SourceResolver,
+    run: str = "",
+    sizes: Mapping[str, int] | None = None,
 ) -> Plan:
     """Return the plan of these options; without `run`, look ahead only.
+
+    `sizes` are expected bytes of weights by recipe, which order a descent.
 
     PrepareError: no calibration data, or no attempt is left.
     """
@@ -234,7 +252,7 @@ def make_plan(
         recipes = tuple(known.get(recipe.name, recipe) for recipe in choices.recipes)
         choices = replace(choices, recipes=recipes)
     planner = make_planner(choices, found, settings, sources)
-    plan = replace(planner, run=run).plan()
+    plan = replace(planner, run=run, sizes=sizes or {}).plan()
     if run:
         AttemptLedger(settings.open_store()).check_allowed(plan.trial)
     return plan

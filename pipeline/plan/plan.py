@@ -54,8 +54,8 @@ class Arm:
 class Plan:
     """A run: shared stages by role, the baseline, then the variants.
 
-    `profile` is as applied; None for endpoints. `run` is '' to look ahead only. With `until_pass`,
-    no variant is gated after the first that passes.
+    `profile` is as applied; None for endpoints. `run` is '' to look ahead only. If the trial is a
+    descent, variants are in its order, and none is asked after the first that does not pass.
     """
 
     policy: Policy
@@ -65,7 +65,6 @@ class Plan:
     trial: Trial
     profile: ServingProfile | None = None
     run: str = ""
-    until_pass: bool = False
 
     @property
     def accelerator(self) -> AcceleratorName | Literal[""]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from artifacts.requests import ModelRequest
 from artifacts.run_record import ResolvedOptions
+from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.suites.suite_kind import refuse_untried, without_uncontained
 from pipeline.environments.definition import LOAD_GENERATOR, Accelerator, define
 from pipeline.environments.settings import Settings
@@ -54,6 +55,12 @@ class Choice:
     @property
     def baseline(self) -> Recipe:
         return catalog.load_recipe(catalog.BASELINE)
+
+    @property
+    def level(self) -> float:
+        """Error rate of one variant's gate, at a first attempt."""
+        rungs = 1 if self.asked.until_pass else len(self.recipes)
+        return gate_level(self.policy.alpha, self.policy.attempts, rungs)
 
     @property
     def headers(self) -> dict[str, Checkpoint]:

@@ -282,6 +282,7 @@ def check_counted(
     recipes: Sequence[Recipe],
     laid_out: Mapping[str, QuestionsResult],
     progress: Progress,
+    level: float,
 ) -> None:
     """Check suites that laying out counts; raises as check_power."""
     suites = {
@@ -291,7 +292,8 @@ def check_counted(
     }
     if suites:
         counted = policy.model_copy(update={"suites": suites})
-        check_power(counted, recipes, {name: laid_out[name].units for name in suites}, progress)
+        counts = {name: laid_out[name].units for name in suites}
+        check_power(counted, recipes, counts, progress, level)
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,11 @@ class Preflight:
         return variants_of(self.source, self._served, self.adopted)
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """Expected bytes of weights, by recipe."""
+        return {name: weights.bytes for name, weights in self.weights.items()}
+
+    @property
     def longest(self) -> int | None:
         """Most tokens of a sequence; None if unknown."""
         limit = self.profile.engine_arguments.get("max-model-len")

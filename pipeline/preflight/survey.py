@@ -128,7 +128,9 @@ def _question_faults(
     yield from missing
     if not missing and not choices.asked.is_screening:  # without gates nothing is to be decided
         try:
-            check_power(choices.policy, choices.recipes, sources.counts(policy), progress)
+            check_power(
+                choices.policy, choices.recipes, sources.counts(policy), progress, choices.level
+            )
         except UsageError as fault:
             yield fault
 
@@ -142,7 +144,8 @@ def check_fitted(
     """
     resolved = resolve_generation(choices.policy, checkpoint.generation)
     if fitted != resolved and not choices.asked.is_screening:
-        check_power(fitted, choices.recipes, sources.counts(fitted), NullProgress())
+        counts = sources.counts(fitted)
+        check_power(fitted, choices.recipes, counts, NullProgress(), choices.level)
 
 
 def _disk_faults(preflight: Preflight, choices: Choice) -> list[PrepareError]:

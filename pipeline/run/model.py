@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from datetime import datetime
 
 from artifacts.evidence.signing import Signer, find_signer
@@ -18,7 +17,6 @@ from pipeline.plan.plan import Plan
 from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import Choice, choose, registry_uri
 from pipeline.preflight.gpu_fit import spread_over_gpus
-from pipeline.preflight.preflight import Preflight
 from pipeline.preflight.survey import Survey, check_fitted, refuse, survey
 from pipeline.run.compare import compare_arms
 from pipeline.run.copies import check_plan, join_run, write_request
@@ -90,20 +88,19 @@ def run_choices(choices: Choice, run: Run, signer: Signer | None = None) -> Exit
     found = locator.all(choices)
     checkpoint = describe_source(found.source)
     run.log.update(checkpoint=checkpoint, registered_name=choices.name)
-    # Without gates no attempt is made.
-    run_id = "" if choices.asked.is_screening else run.log.run_id
-    plan = make_plan(choices, found, settings, early.sources, run_id)
-    check_fitted(plan.policy, choices, found.source, early.sources)
-    check_plan(run.log.folder, plan, choices.node.kind(choices.profile.accelerator))
     known = early.preflight
     if known is None:  # a demo, which is made by now
         late = survey(choices, settings, NullProgress())
         known = late.preflight
         refuse(late.faults)
+    # Without gates no attempt is made.
+    run_id = "" if choices.asked.is_screening else run.log.run_id
+    sizes = known.sizes if known is not None else {}
+    plan = make_plan(choices, found, settings, early.sources, run_id, sizes)
+    check_fitted(plan.policy, choices, found.source, early.sources)
+    check_plan(run.log.folder, plan, choices.node.kind(choices.profile.accelerator))
     if known is not None:
         refuse(known.disk_fault(PlanProgress(plan, run.store).made()))
-    if choices.asked.until_pass:
-        plan = from_the_smallest(plan, known)
     state = PlanProgress(plan, run.store)
     check_serving(state, run)
     tell_expected_time(state, choices, run, found.source)
@@ -133,13 +130,6 @@ def tell_expected_time(
     hardware = choices.node.hardware(accelerator)
     expected = expected_run(stages, run.store, hardware, checkpoint, accelerator)
     remark_on_work(f"needs {expected.words}")
-
-
-def from_the_smallest(plan: Plan, preflight: Preflight | None) -> Plan:
-    """Return the plan that gates variants by expected size."""
-    sizes = {name: each.bytes for name, each in preflight.weights.items()} if preflight else {}
-    variants = sorted(plan.variants, key=lambda arm: sizes.get(arm.recipe.name, 0))
-    return replace(plan, variants=tuple(variants), until_pass=True)
 
 
 def count_copies(plan: Plan, choices: Choice, run: Run, memory: int) -> int:

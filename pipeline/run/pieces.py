@@ -105,7 +105,7 @@ class Pieces:
         self._drop_failed(failures)
         while True:
             ready = [
-                *self._find_making(),
+                *self._find_making(self._open),
                 *self._find_verdicts(failures),
                 *self._find_serving(),
                 *self._find_blocks(failures),
@@ -116,7 +116,8 @@ class Pieces:
             # Another copy may have done a variant's last stage while this one looked: without a
             # piece and without a verdict it looks again, or the variant would be left out.
             if ready or not self._going:
-                return ready
+                # Only a copy that can take nothing else makes weights that may not be needed.
+                return [*ready, *self._find_making(self._ahead)]
 
     def still_asked(self) -> set[str]:
         """Return the arms that this process may still load, whose servers stay up."""
@@ -146,7 +147,8 @@ class Pieces:
         laid_out = {name: QUESTIONS.result_of(record) for name, record in records.items() if record}
         check_independence(self._plan.policy, self.run.progress, laid_out)
         recipes = [variant.recipe for variant in self._plan.variants]
-        check_counted(self._plan.policy, recipes, laid_out, self.run.progress)
+        level = self._plan.trial.level
+        check_counted(self._plan.policy, recipes, laid_out, self.run.progress, level)
         if not self._plan.baseline.is_ours:
             ask_first_rows(self.state, self.run)
         self._is_checked = True
@@ -154,7 +156,7 @@ class Pieces:
     @property
     def _open(self) -> list[Arm]:
         """Variants that are worked on now."""
-        return self._going[:1] if self._plan.until_pass else list(self._going)
+        return self._going[:1] if self._plan.trial.descent else list(self._going)
 
     def _find_shared(self, failures: Failures) -> list[Piece]:
         ready = []
@@ -166,8 +168,13 @@ class Pieces:
                 ready.append(piece)
         return ready
 
-    def _find_making(self) -> Iterator[Piece]:
-        for variant in self._open:
+    @property
+    def _ahead(self) -> list[Arm]:
+        """Variants of a descent that are asked later, if those before them pass."""
+        return self._going[1:] if self._plan.trial.descent else []
+
+    def _find_making(self, variants: Sequence[Arm]) -> Iterator[Piece]:
+        for variant in variants:
             if making := making_piece(self.run, variant):
                 yield making
 
@@ -256,6 +263,7 @@ class Pieces:
         self.run.log.note_variant(
             report_unjudged(name, "fail" if is_verdict else "error", str(failure), size)
         )
+        self._end_descent(name)
 
     def _note_verdict(self, variant: Arm) -> None:
         self._going.remove(variant)
@@ -263,11 +271,20 @@ class Pieces:
         name = variant.recipe.name
         size = self.run.weights_bytes(variant)
         self.run.log.note_variant(report_judged(name, size, judged))
-        while self._plan.until_pass and judged.verdict == "pass" and self._going:
-            left = self._going.pop()
-            why = f"not needed: {name}, which is smaller, passed (--until pass)"
+        if judged.verdict != "pass":
+            self._end_descent(name)
+
+    def _end_descent(self, failed: str) -> None:
+        """Leave out the variants that come after one that did not pass."""
+        trial = self._plan.trial
+        for left in list(self._going):
+            name = left.recipe.name
+            if failed not in trial.before(name):
+                continue
+            self._going.remove(left)
+            why = f"not asked: {failed}, which is larger, did not pass (--until pass)"
             weights = self.run.weights_bytes(left)
-            self.run.log.note_variant(report_unjudged(left.recipe.name, "skipped", why, weights))
+            self.run.log.note_variant(report_unjudged(name, "skipped", why, weights))
 
 
 def check_sane(state: PlanProgress, arm: Arm) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from artifacts.requests import ModelRequest
+from eval_gates.gate_result import format_percent
 from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Locator, demo_stage
@@ -72,6 +73,7 @@ class PlanReport:
     faults: tuple[PrepareError, ...]
     exit_code: ExitCode  # of `prepare model`, if it would refuse to begin
     attempt: str
+    order: tuple[str, ...]  # of a descent, from the largest down; empty if all are asked
     notes: tuple[str, ...]
     whole_run: tuple[Expected, ...]  # of every stage, by the model's size
 
@@ -85,6 +87,7 @@ class PlanReport:
             "estimated_weights_bytes": self.weights_bytes,
             "stages": [asdict(stage) for stage in self.stages],
             "forms": self.forms,
+            "order": list(self.order),
             "gates": [asdict(gate) for gate in self.power],
             "environments": [
                 {"environment": env.key, "state": str(env.state), "size_bytes": env.size_bytes}
@@ -113,6 +116,12 @@ class PlanReport:
         for variant, size in self.weights_bytes.items():
             share = f"{100 * size / self.source_bytes:.0f} % of the source"
             yield f"{variant}: {size / 1e6:,.1f} MB, {share}"
+        if self.order:
+            yield (
+                f"--until pass: {', then '.join(self.order)}, from the largest down, each with an "
+                f"error rate of {format_percent(self.choices.level, 1)}; it ends at the first that "
+                "does not pass, and the last that passed is promoted"
+            )
 
     def last_lines(self) -> Iterator[str]:
         if self.attempt:
@@ -156,7 +165,8 @@ def forecast(
     not_here = ""
     attempt = ""
     specs = list[StageSpec]()
-    level: float | None = None
+    level = choices.level
+    order: tuple[str, ...] = ()
 
     def find_made(spec: StageSpec) -> Path:
         if store.find(spec.stage, spec.key) is None:
@@ -171,10 +181,12 @@ def forecast(
             locator = Locator(profile, settings, find_made, progress, known, trusts_code)
             found = locator.all(choices)
             checkpoint = found.source
-            plan = make_plan(choices, found, settings, sources)
+            sizes = preflight.sizes if preflight is not None else {}
+            plan = make_plan(choices, found, settings, sources, sizes=sizes)
             check_fitted(plan.policy, choices, checkpoint, sources)
             policy = plan.policy
             level = plan.trial.level
+            order = tuple(plan.trial.descent)
             state = PlanProgress(plan, store)
             attempt = AttemptLedger(store).history(plan.trial).words
             specs = state.stages()
@@ -225,6 +237,7 @@ def forecast(
         faults=tuple(faults),
         exit_code=refused.exit_code if refused is not None else ExitCode.SUCCESS,
         attempt=attempt,
+        order=order,
         notes=early.notes,
         whole_run=tuple(assume_whole_run(choices, parameters)),
     )

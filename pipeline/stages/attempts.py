@@ -46,6 +46,11 @@ class Trial(Record):
     variants: dict[str, str] = Field(
         min_length=1, description="by recipe, the served model, not what it is asked"
     )
+    descent: list[str] = Field(
+        [],
+        description="the recipes from the largest down, if each is judged only once all before it "
+        "have passed; each then has the whole level",
+    )
     asked: str = Field("", description="digest of the critical gates' questions and workloads")
     policy: str = Field(description="its name")
     criteria: str = Field(description="digest of the policy's criteria")
@@ -55,13 +60,17 @@ class Trial(Record):
     @property
     def level(self) -> float:
         """Error rate of one variant's gate."""
-        return gate_level(self.alpha, self.attempts, len(self.variants))
+        return gate_level(self.alpha, self.attempts, 1 if self.descent else len(self.variants))
+
+    def before(self, recipe: str) -> list[str]:
+        """Return the recipes that must have passed before this one is judged."""
+        return self.descent[: self.descent.index(recipe)] if recipe in self.descent else []
 
     def is_of(self, other: Trial) -> bool:
-        """Return whether variants, questions and criteria are the same."""
-        return (self.variants, self.asked, self.criteria) == (
-            *(other.variants, other.asked),
-            other.criteria,
+        """Return whether variants, their order, questions and criteria are the same."""
+        return (self.variants, self.descent, self.asked, self.criteria) == (
+            *(other.variants, other.descent),
+            *(other.asked, other.criteria),
         )
 
     @property
@@ -142,12 +151,17 @@ class JudgeParameters(Record):
 
 
 def trial_of(
-    baseline: dict[str, str], variants: dict[str, str], policy: Policy, asked: str = ""
+    baseline: dict[str, str],
+    variants: dict[str, str],
+    policy: Policy,
+    asked: str = "",
+    descent: Sequence[str] = (),
 ) -> Trial:
-    """Return the trial of these variants."""
+    """Return the trial of these variants; one alone has no order."""
     return Trial(
         baseline=baseline,
         variants=variants,
+        descent=list(descent) if len(variants) > 1 else [],
         asked=asked,
         policy=policy.name,
         criteria=digest_json(policy.model_dump(mode="json", exclude=_NOT_CRITERIA)),

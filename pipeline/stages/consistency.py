@@ -28,8 +28,10 @@ def find_faults(parameters: JudgeParameters, evidence: Evidence) -> Iterator[str
     """
     trial = parameters.trial
     policy = parameters.policy
-    if trial != trial_of(trial.baseline, trial.variants, policy, trial.asked):
+    if trial != trial_of(trial.baseline, trial.variants, policy, trial.asked, trial.descent):
         yield "the trial has other criteria than the policy"
+    if trial.descent and sorted(trial.descent) != sorted(trial.variants):
+        yield "the trial's order is not one of its variants"
     if parameters.recipe is not None and parameters.recipe not in trial.variants:
         yield f"the trial is of {', '.join(sorted(trial.variants))}, not of {parameters.recipe}"
     records = {role: evidence.record(role) for role in evidence.references}

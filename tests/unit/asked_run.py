@@ -50,10 +50,11 @@ def choice_of(
     *,
     trust_remote_code: bool = False,
     remeasured: tuple[str, ...] = (),
+    until: str | None = None,
 ) -> Choice:
     """Options that are resolved to these, without the catalog."""
     return Choice(
-        asked=request_for(trust_remote_code=trust_remote_code),
+        asked=request_for(trust_remote_code=trust_remote_code, until=until),
         reference=parse_reference("org/model"),
         recipes=recipes,
         profile=profile,

@@ -187,7 +187,8 @@ class FakeRun:
         uri: of the registry that the run names; a file in the store if not given.
         screen: measure every variant once, without gates.
         ablate: and the weights and the KV cache of each alone.
-        until_pass: gate one variant after another, up to the first that passes.
+        until_pass: gate one variant after another, as long as they pass.
+        sizes: expected bytes of weights by recipe; the order as named without any.
         adopted: variants that are not quantized here.
         run_id: of a run that other processes work on as well.
     """
@@ -204,6 +205,7 @@ class FakeRun:
     ablate: bool = False
     screen: bool = False
     until_pass: bool = False
+    sizes: Mapping[str, int] = field(default_factory=dict)
     starts: str | None = None  # of servers whose speed is compared; None: the accelerator's
     adopted: tuple[AdoptedVariant, ...] = ()
     run_id: str | None = None
@@ -264,10 +266,17 @@ class FakeRun:
             node_of(self.hardware),
             trust_remote_code=self.trust_remote_code,
             remeasured=tuple(remeasured),
+            until="pass" if self.until_pass else None,
         )
-        found = Located(self.checkpoint, self.fetched)
-        identities = self.identities
-        return ModelPlanner(choices, found, identities, self.sources, self.root, run=run).plan()
+        return ModelPlanner(
+            choices,
+            Located(self.checkpoint, self.fetched),
+            self.identities,
+            self.sources,
+            self.root,
+            sizes=self.sizes,
+            run=run,
+        ).plan()
 
     def run(self, remeasured: frozenset[str] = frozenset()) -> RunReport:
         """Run, or run again.
@@ -286,7 +295,7 @@ class FakeRun:
         run.models = self.models
         run.node = self.node
         run.log.update(checkpoint=describe_source(checkpoint), registered_name=NAME)
-        plan = replace(self.plan(run.log.run_id, remeasured), until_pass=self.until_pass)
+        plan = self.plan(run.log.run_id, remeasured)
         state = PlanProgress(plan, run.store)
         servers = PretendServers(run)
         code = ExitCode.SUCCESS

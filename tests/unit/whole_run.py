@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from listener import Listener
@@ -25,6 +26,7 @@ def run_of(
     promote: bool = True,
     registry: str | None = None,
     run_id: str | None = None,
+    until: Literal["pass"] | None = None,
 ) -> RunReport:
     """Ask one suite of two variants, `fp8-dynamic` and `second`."""
     monkeypatch.setattr(PretendRun, "models", models, raising=False)
@@ -46,6 +48,7 @@ def run_of(
         name="model",
         registry=registry,
         promote=promote,
+        until=until,
     )
     settings = Settings(home=folder / "home", store=folder / "store", environments={})
     return whole_run.run_model(request, settings, Listener(), run_id)

@@ -32,6 +32,19 @@ def test_an_undecided_gate_beside_a_pass(tier: Tier, estimate: float, is_named: 
     assert ("code" in not_shown([gate_report(), gate])) is is_named
 
 
+def test_what_failed_is_told_apart_from_what_was_not_shown() -> None:
+    undecided = gate_report(name="code", verdict="undecided", tier="supporting")
+    failed = gate_report(name="ifeval", verdict="fail", tier="advisory", estimate=-0.2)
+    other, worse = not_shown([undecided, failed]).split("; failed on ")
+    assert "not shown on code" in other
+    assert worse.startswith("ifeval")
+
+
+def test_a_margin_is_told_in_the_gates_unit() -> None:
+    assert gate_report().show_bound().endswith("margin -1")
+    assert speed_gate_report().show_bound().endswith("at least 1")
+
+
 def test_lost_conversations_are_told_in_tokens() -> None:
     gate = gate_report(
         name="logs",

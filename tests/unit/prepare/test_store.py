@@ -319,6 +319,19 @@ class TestResumed:
         self.killed_try(store)
         assert self.found(store, []) == set()
 
+    def test_the_newest_of_several_left_ones_is_continued(self, store: Store) -> None:
+        """A folder is as new as its newest file."""
+        final = store.stage_folder("speed", "abc")
+        for token, folder_time, file_time in (("0a", 200, 100), ("0b", 100, 300)):
+            left = final.with_name(f"abc.{token}.partial")
+            left.mkdir(parents=True)
+            (left / "loads.jsonl").write_text(token)
+            os.utime(left / "loads.jsonl", (file_time, file_time))
+            os.utime(left, (folder_time, folder_time))
+        with store.open_for_writing("speed", "abc", ["loads.jsonl"]) as folder:
+            assert folder is not None
+            assert (folder / "loads.jsonl").read_text() == "0b"
+
     def test_one_that_goes_on_may_end_without_a_record(self, store: Store) -> None:
         with store.open_for_writing("speed", "abc", ["loads.jsonl"]) as folder:
             assert folder is not None

@@ -304,6 +304,35 @@ def test_three_copies_do_every_piece_once(tmp_path: Path) -> None:
     }
 
 
+def run_descent(root: Path, run_id: str, gate: Any) -> None:
+    def score(variant: str, suite: str, number: int) -> float:
+        return 0.0 if variant == ONE else equal(variant, suite, number)
+
+    made = FakeRun(root, PretendModels(score, 120), recipes=(TWO, ONE), run_id=run_id)
+    made.until_pass = True
+    made.sizes = {ONE: 200, TWO: 100}
+    gate.wait()
+    made.run()
+
+
+def test_copies_never_ask_below_a_variant_that_may_fail(tmp_path: Path) -> None:
+    """One that has nothing else to do may make the smaller one's weights."""
+    root = tmp_path / "store"
+    FakeRun(root).checkpoint  # noqa: B018  # made before the processes start
+    context = multiprocessing.get_context("fork")
+    gate = context.Barrier(3)
+    copies = [context.Process(target=run_descent, args=(root, "r", gate)) for _ in range(3)]
+    for copy in copies:
+        copy.start()
+    for copy in copies:
+        copy.join(120)
+    assert [copy.exitcode for copy in copies] == [0, 0, 0]
+    served = [record.variant for record in Store(root).records() if record.stage == "sanity"]
+    assert sorted(served) == sorted(["baseline", ONE])
+    verdicts = {each.recipe: each.verdict for each in read_run(root / "runs" / "r").variants}
+    assert verdicts == {ONE: "fail", TWO: "skipped"}
+
+
 def test_a_stage_that_another_copy_ends_meanwhile_leaves_no_variant_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,12 +31,19 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 QUESTIONS = 120
 
 
-def bench(store: Path) -> FakeRun:
+def bench(store: Path, *, descends: bool) -> FakeRun:
     score = lost(2)
     models = PretendModels(
         lambda v, suite, n: score("baseline" if v == TWO else v, suite, n), QUESTIONS
     )
-    return FakeRun(store, models, policy(noise_floor_questions=16), (ONE, TWO))
+    return FakeRun(
+        store,
+        models,
+        policy(noise_floor_questions=16),
+        (ONE, TWO),
+        until_pass=descends,
+        sizes={ONE: 100, TWO: 200},
+    )
 
 
 def in_a_life_of_its_own(work: Callable[[], object]) -> int:
@@ -65,7 +72,7 @@ def at_each_change(store: Path, reached: Callable[[int, str, tuple[Any, ...]], o
     sys.addaudithook(hook)
 
 
-def run_until(store: Path, change: int, after_opening: bool) -> bool:
+def run_until(store: Path, change: int, *, after_opening: bool, descends: bool) -> bool:
     def die(number: int, event: str, details: tuple[Any, ...]) -> None:
         if number == change:
             if event == "open" and after_opening:
@@ -74,7 +81,7 @@ def run_until(store: Path, change: int, after_opening: bool) -> bool:
 
     def run_in_child() -> None:
         at_each_change(store, die)
-        bench(store).run()
+        bench(store, descends=descends).run()
 
     return in_a_life_of_its_own(run_in_child) == -signal.SIGKILL
 
@@ -116,12 +123,13 @@ def answers(store: Path) -> int:
 
 
 class Undisturbed:
-    def __init__(self, store: Path) -> None:
+    def __init__(self, store: Path, *, descends: bool) -> None:
+        self.descends = descends
         counted = store.with_name("changes")
 
         def run_in_child() -> None:
             at_each_change(store, lambda number, *_: counted.write_text(str(number)))
-            bench(store).run()
+            bench(store, descends=descends).run()
 
         assert in_a_life_of_its_own(run_in_child) == 0
         self.changes = int(counted.read_text())
@@ -130,9 +138,12 @@ class Undisturbed:
         self.report = read_run(*RunFolders(Store(store)).all())
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    return Undisturbed(tmp_path_factory.mktemp("undisturbed") / "store")
+@pytest.fixture(scope="module", params=[False, True], ids=["all", "until pass"])
+def undisturbed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Undisturbed:
+    store = tmp_path_factory.mktemp("undisturbed") / "store"
+    return Undisturbed(store, descends=request.param)
 
 
 def test_there_is_something_to_disturb(undisturbed: Undisturbed) -> None:
@@ -142,7 +153,7 @@ def test_there_is_something_to_disturb(undisturbed: Undisturbed) -> None:
 
 
 @pytest.mark.timeout(600)  # on a busy machine, many processes wait for their turn
-@settings(max_examples=12)
+@settings(max_examples=8)
 @example(deaths=[(1.0, False)])
 @given(
     deaths=st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=3),
@@ -157,7 +168,9 @@ def test_killed_at_any_change_and_run_again(
     for share, after_opening in deaths:
         change = 1 + round(share * (undisturbed.changes - 1))
         known = set(RunFolders(Store(store)).all())
-        killed = run_until(store, change, after_opening)
+        killed = run_until(
+            store, change, after_opening=after_opening, descends=undisturbed.descends
+        )
         # What lies under a final name is whole, and stays.
         whole = whole_stages(store)
         assert [stage for stage in whole if whole[stage] != undisturbed.stages[stage]] == []
@@ -172,7 +185,7 @@ def test_killed_at_any_change_and_run_again(
     kept = answers(store)
     before = [stage for run in RunFolders(Store(store)).all() for stage in started(run)]
 
-    again = bench(store)
+    again = bench(store, descends=undisturbed.descends)
     report = again.run()
     told, undisturbed_told = (
         [without_starts(variant.model_dump()) for variant in each.variants]

@@ -309,9 +309,6 @@ class TestSpeed:
     def test_no_server_is_up_while_weights_are_made(self, fast: FakeRun) -> None:
         """Both would need the memory; with --until pass making comes after blocks."""
         fast.until_pass = True
-        fast.models.score = lambda variant, suite, number: (
-            0.0 if variant == ONE else equal(variant, suite, number)
-        )
         making: list[set[str]] = []
         made = pretend_stages.quantized
 

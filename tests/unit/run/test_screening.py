@@ -1,8 +1,9 @@
-"""`--screen`, which gates nothing, and `--until pass`, which gates from the smallest up."""
+"""`--screen`, which gates nothing, and `--until pass`, which gates from the largest down."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_run import ONE, SERVING, TWO, FakeRun, equal, lost, policy
@@ -19,6 +20,7 @@ from artifacts.run_outcome import (
     outcome,
     screened_rows,
 )
+from artifacts.run_record import report_unjudged
 from pipeline.cli.tables import print_run
 from pipeline.plan.compare import screening_policy
 from prepare.errors import ExitCode, ServingError
@@ -163,26 +165,71 @@ def test_of_every_policy_conversations_alone_are_asked(name: str) -> None:
     assert found.cost is None
 
 
-def gated(root: Path, loser: str | None = None) -> FakeRun:
-    def score(variant: str, suite: str, number: int) -> float:
-        return 0.0 if variant == loser else equal(variant, suite, number)
+RUNGS = ("third", TWO, ONE)  # by size, the smallest last
+SIZES = {"third": 300, TWO: 200, ONE: 100}
 
-    made = FakeRun(root / "store", PretendModels(score), recipes=(ONE, TWO), until_pass=True)
+
+def descending(root: Path, *bad: str, **models: Any) -> FakeRun:
+    """`--until pass` over three variants, named from the smallest up."""
+
+    def score(variant: str, suite: str, number: int) -> float:
+        return 0.0 if variant in bad else equal(variant, suite, number)
+
+    made = FakeRun(
+        root / "store",
+        PretendModels(score, **models),
+        recipes=tuple(reversed(RUNGS)),
+        until_pass=True,
+        sizes=SIZES,
+    )
     made.run()
     return made
 
 
-def test_after_the_first_pass_none_is_made_and_all_count(tmp_path: Path) -> None:
-    run = gated(tmp_path)
-    one, two = run.report.variants
-    assert (one.verdict, two.verdict) == ("pass", "skipped")
-    assert {stage.variant for stage in run.report.stages}.isdisjoint({TWO})
-    assert one.gates[0].alpha == pytest.approx(0.025)
-    (check,) = check_run(run.report, run.store)
-    assert check.differences == ()
-    assert run.promote()["name"] == "model"
+def verdicts_of(run: FakeRun) -> dict[str, str]:
+    return {variant.recipe: variant.verdict for variant in run.report.variants}
 
 
-def test_what_fails_is_followed_by_the_next(tmp_path: Path) -> None:
-    one, two = gated(tmp_path, ONE).report.variants
-    assert (one.verdict, two.verdict) == ("fail", "pass")
+def test_the_smallest_of_those_that_pass_is_promoted(tmp_path: Path) -> None:
+    run = descending(tmp_path)
+    assert verdicts_of(run) == dict.fromkeys(RUNGS, "pass")
+    assert {variant.gates[0].alpha for variant in run.report.variants} == {0.05}
+    assert [served for served in run.models.served if served != "baseline"] == list(RUNGS)
+    assert all(check.differences == () for check in check_run(run.report, run.store))
+    assert run.promote()["champion"] == ONE
+
+
+@pytest.mark.parametrize("babbling", [set[str](), {TWO}], ids=["fails", "is broken"])
+def test_nothing_is_asked_below_one_that_does_not_pass(tmp_path: Path, babbling: set[str]) -> None:
+    run = descending(tmp_path, TWO, babbling=babbling)
+    assert verdicts_of(run) == {"third": "pass", TWO: "fail", ONE: "skipped"}
+    assert run.asked(ONE) == 0
+    assert ONE not in {stage.variant for stage in run.report.stages}
+    assert run.promote()["champion"] == "third"
+
+
+def test_an_error_ends_it_as_a_failed_gate_does(tmp_path: Path) -> None:
+    run = descending(tmp_path, unquantizable={"third"})
+    assert verdicts_of(run) == {"third": "error", TWO: "skipped", ONE: "skipped"}
+
+
+def test_the_same_variants_in_no_order_are_another_attempt(tmp_path: Path) -> None:
+    run = descending(tmp_path)
+    run.until_pass = False
+    run.run()
+    for variant in run.report.variants:
+        assert variant.gates[0].alpha == pytest.approx(0.05 / len(RUNGS))
+    assert {variant.history.attempt for variant in run.report.variants if variant.history} == {2}
+
+
+def test_a_verdict_without_those_before_it_is_found(tmp_path: Path) -> None:
+    """As a forger would write it: the larger variant's failure is told as skipped."""
+    run = descending(tmp_path)
+    report = run.report
+    first, *others = report.variants
+    unjudged = report_unjudged(first.recipe, "skipped", "not asked", None)
+    stages = [stage for stage in report.stages if stage.variant != first.recipe]
+    forged = report.model_copy(update={"variants": [unjudged, *others], "stages": stages})
+    found = {check.recipe: check.differences for check in check_run(forged, run.store)}
+    assert set(found) == {TWO, ONE}
+    assert all(f"'{first.recipe}' comes before it" in told[-1] for told in found.values())

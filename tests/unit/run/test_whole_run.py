@@ -46,6 +46,19 @@ def test_what_passed_is_promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert version.aliases == ("champion",)
 
 
+def test_until_pass_promotes_the_last_that_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are as large; then the order is that of the request."""
+    models = PretendModels(equal, questions=96)
+    report = run_of(tmp_path, monkeypatch, models, until="pass")
+    first, second = report.variants
+    assert (first.promoted, second.promoted) == (False, True)
+    assert "second was the last of 2 that passed" in first.reason
+    card = next((tmp_path / "store" / "versions").glob("*/README.md")).read_text()
+    assert "judged from the largest down" in card
+
+
 def test_others_are_told_how_long_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that waits for this one reads it in the lock."""
     told: list[str] = []

@@ -73,7 +73,9 @@ def test_each_claim_is_judged_by_the_verdicts_rules() -> None:
         1.0,
     )
     assert (slo.gate, slo.verdict, slo.n) == ("slo.0", "pass", 6)
-    assert "4 requests/s" in slo.description
+    assert "chat at 4 requests/s: at most ttft_ms_p95 800" in slo.description
+    assert "at least 1 of the baseline's" in ratio.description
+    assert (slo.candidate, slo.unit) == (6.0, "of 6 within limits")
     assert (ratio.concurrency, slo.concurrency) == (4, None)
     assert SpeedGateResult.model_validate_json(ratio.model_dump_json()) == ratio
 
