@@ -88,6 +88,11 @@ class GateResult(Record):
         return ""
 
     @property
+    def by_depth(self) -> str:
+        """Scores by the tokens before the answer; else ''."""
+        return ""
+
+    @property
     def floor(self) -> str:
         """What serving alone changes; else ''."""
         return ""
@@ -98,7 +103,7 @@ class GateResult(Record):
         own = type(self).model_fields.keys() - GateResult.model_fields.keys() | {"n", "alpha"}
         values = {
             name: getattr(self, name)
-            for name in [*own, "margin", "p_value", "lengths", "shares", "floor"]
+            for name in [*own, "margin", "p_value", "lengths", "shares", "by_depth", "floor"]
         }
         return {
             name: str(value)

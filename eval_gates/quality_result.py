@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from eval_gates.depth import DepthReport
 from eval_gates.gate_result import GateResult, format_percent
 from eval_gates.rows import Answer
 from prepare.record import Record
@@ -84,6 +85,9 @@ class QualityResult(GateResult):
     nats: NatsLost | None = Field(
         None, description="where answers are log-probabilities of the baseline's tokens"
     )
+    depths: list[DepthReport] = Field(
+        [], max_length=10, description="by the tokens that the answers follow, where known"
+    )
     groups: list[GroupReport] = Field(
         fail_fast=True, description="by subject and group of subjects, where known"
     )
@@ -129,6 +133,15 @@ class QualityResult(GateResult):
         counts = self.nats.shares if self.nats is not None else []
         listed = [f"{10 * n} to {10 * n + 10} %: {k}" for n, k in enumerate(counts) if k]
         return f"conversations by share kept: {', '.join(listed)}" if listed else ""
+
+    @property
+    def by_depth(self) -> str:
+        rows = [
+            f"{row.words} {format_percent(row.baseline, 1)} to {format_percent(row.candidate, 1)} "
+            f"({row.n:,})"
+            for row in self.depths
+        ]
+        return f"by tokens before the answer: {'; '.join(rows)}" if rows else ""
 
 
 def report_groups(

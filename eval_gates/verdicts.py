@@ -7,6 +7,7 @@ from math import sqrt
 from statistics import fmean, stdev
 
 from eval_gates.clusters import group_by_cluster, means
+from eval_gates.depth import report_depths
 from eval_gates.gate_result import SCORE, GateResult, Verdict, not_shown, passed_on
 from eval_gates.quality_result import AnswerLengths, NatsLost, NoiseFloor, QualityResult
 from eval_gates.rows import Answer
@@ -124,6 +125,7 @@ def judge_suite(
         candidate_lengths=answer_lengths(candidate),
         noise_floor=floor,
         nats=nats,
+        depths=report_depths(baseline, candidate, kind.depth),
         groups=kind.groups(baseline, candidate),
         verdict=decision.verdict,
         reason=f"{_describe_scores(scores, n, nats)}; {decision.reason}",

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from artifacts.run_record import RunReport, VariantReport
-from eval_gates.gate_result import SCORE, GateResult, format_points
+from eval_gates.gate_result import SCORE, GateResult, format_percent, format_points
+from eval_gates.quality_result import QualityResult
 from eval_gates.speed.report import SpeedGateResult
 from prepare.escape import html_text
 from recipes.catalog import BASELINE
@@ -92,6 +93,49 @@ def gate_figure(number: int, variant: VariantReport) -> Figure | None:
             text=frozenset({0, 5}),
         ),
         height=140 + 40 * len(gates),
+    )
+
+
+def depth_figures(number: int, variant: VariantReport) -> list[Figure]:
+    """Return a curve of both sides' scores by depth, for each suite that has several depths."""
+    return [
+        _depth_figure(f"figure-depth-{number}-{place}", variant.recipe, gate)
+        for place, gate in enumerate(variant.quality)
+        if len(gate.depths) > 1
+    ]
+
+
+def _depth_figure(name: str, recipe: str, gate: QualityResult) -> Figure:
+    places = [row.words for row in gate.depths]
+    sides = {
+        BASELINE: [100 * row.baseline for row in gate.depths],
+        recipe: [100 * row.candidate for row in gate.depths],
+    }
+    data = []
+    for side, scores in sides.items():
+        color = "var(--ink)" if side == BASELINE else "var(--series-1)"
+        curve = _marks(html_text(side), places, scores, color, 9, "circle")
+        data.append({**curve, "mode": "lines+markers"})
+    rows: list[tuple[str, ...]] = [
+        (
+            row.words,
+            f"{row.n:,}",
+            format_percent(row.baseline, 1),
+            format_percent(row.candidate, 1),
+            "" if row.nats is None else f"{row.nats:.3f}",
+        )
+        for row in gate.depths
+    ]
+    return Figure(
+        name=name,
+        title=f"{recipe}: {gate.name} by tokens before the answer",
+        says="; ".join(f"{row[0]} tokens: {row[2]}, then {row[3]}" for row in rows),
+        data=data,
+        layout={
+            "xaxis": {**_axis("tokens before the answer"), "type": "category"},
+            "yaxis": _axis("score, percent"),
+        },
+        table=Table(("tokens", "questions", BASELINE, recipe, "nats lost a token"), rows),
     )
 
 

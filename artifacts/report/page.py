@@ -20,6 +20,7 @@ from artifacts.report.figures import (
     Figure,
     Table,
     concurrency_figure,
+    depth_figures,
     gate_figure,
     tradeoff_figures,
 )
@@ -138,7 +139,11 @@ def run_page(evidence: ReportedRun) -> str:
         tradeoff.append(by_load)
     word = run_outcome.outcome(report)
     return _render(
-        [*(s["figure"] for s in sections if s["figure"]), *tradeoff],
+        [
+            *(s["figure"] for s in sections if s["figure"]),
+            *(figure for section in sections for figure in section["depths"]),
+            *tradeoff,
+        ],
         title=f"{report.resolved.checkpoint}: {word}",
         report=report,
         error=from_dict(report.error) if report.error else None,
@@ -195,6 +200,7 @@ def variant_sections(evidence: ReportedRun) -> list[dict[str, Any]]:
                 "size": decimal(judged.weights_bytes) if judged and judged.weights_bytes else "",
                 "gates": gates,
                 "figure": gate_figure(number, judged) if judged else None,
+                "depths": depth_figures(number, judged) if judged else [],
                 "collected": [
                     f"{suite}: {format_percent(kept.result.score, 1)} of {kept.result.n} questions"
                     for suite, kept in collected

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from eval_gates import prompt_scores
 from eval_gates.ask import Client, TooLongError, UnansweredError
+from eval_gates.depth import DepthSuite
 from eval_gates.prompt_scores import (
     Generated,
     ScoredToken,
@@ -40,6 +41,7 @@ from prepare.errors import EvaluationDataError
 from recipes.generation import Form, TemplateArgument
 from recipes.policy import EvalTask
 
+CONTEXT = "context"  # own key: tokens that the answer follows
 NEAR_TIE = 0.05  # nats: below, two starts of the baseline differ, too
 
 
@@ -72,6 +74,7 @@ class Fidelity(SuiteKind[FidelityTask]):
     folder_stem = STEM
     carried = CARRIED_FILE
     assumed_baseline = 0.99
+    decision = DepthSuite
     reads_baseline = True
     private_keys = ("text", "prompt_ids", "answer_ids", "flip")
 
@@ -172,6 +175,7 @@ class Fidelity(SuiteKind[FidelityTask]):
                         "answer_ids": answer.tokens,
                         "prompt_sha256": digest_json(prompt),
                         "is_cut": len(ids) > len(prompt),
+                        CONTEXT: len(prompt),
                         "in_thought": in_thought,
                         "scored": found,
                     },
@@ -207,6 +211,10 @@ class Fidelity(SuiteKind[FidelityTask]):
             own["flip"] = {"start": start, "token": first.text, "choice": first.choice}
             own["near_ties"] = sum(scored[place].margin < NEAR_TIE for place in flips)
         return Score(share_kept(scored), nats=nats(scored), prompt_sha256=read, own=own)
+
+    def depth(self, answer: Answer) -> int | None:
+        depth = answer.own.get(CONTEXT)
+        return depth if type(depth) is int else None
 
     def metric(self, task: FidelityTask, laid_out: str | None) -> str:
         return KEPT_SHARE

@@ -16,7 +16,8 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import Field, field_validator
 
-from eval_gates.rows import Question, Reply
+from eval_gates.depth import DepthSuite
+from eval_gates.rows import Answer, Question, Reply
 from eval_gates.suites import rouge
 from eval_gates.suites.generation import GeneratingTask, TextKind
 from eval_gates.suites.sources import QuestionSource, Row
@@ -166,6 +167,7 @@ class NeedlesKind(TextKind[NeedlesTask]):
     task = NeedlesTask
     sources = ("builtin",)
     carried = rouge.CARRIED_FILE
+    decision = DepthSuite
     assumed_baseline = 0.9
     stops = {"completion": ["\n"]}  # noqa: RUF012
 
@@ -178,6 +180,11 @@ class NeedlesKind(TextKind[NeedlesTask]):
 
     def score_text(self, task: NeedlesTask, question: Question, reply: Reply) -> float:
         return share_found(reply.text, question.data["values"])
+
+    def depth(self, answer: Answer) -> int | None:
+        """Return the case's length, with which its id begins."""
+        length, _, _ = answer.id.partition("/")
+        return int(length) if length.isdecimal() else None
 
     def metric(self, task: NeedlesTask, laid_out: str | None) -> str:
         return "recall"

@@ -183,6 +183,10 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
         """Return values; the largest is chosen."""
         return list(likelihoods)
 
+    def depth(self, answer: Answer) -> int | None:
+        """Return how many tokens the answer follows, where known (`eval_gates/depth.py`)."""
+        return None
+
     def groups(self, baseline: Sequence[Answer], candidate: Sequence[Answer]) -> list[GroupReport]:
         """Return the scores of subjects or members, if any."""
         named = all(row.group for row in baseline)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eval_gates.cost import MIN_PROBLEMS
+from eval_gates.depth import EVERY_VALUE, DepthSuite
 from eval_gates.stopping import gate_rule_of
 from pipeline.environments.definition import LOAD_GENERATOR
 from pipeline.plan.data_sources import SourceResolver
@@ -183,6 +184,8 @@ class Builder:
             counted = Counted(trial=trial, gate=name, run=self.run)
             if self.policy.cost is not None and name in self.policy.cost.suites:
                 least = MIN_PROBLEMS
+            if isinstance(suite, DepthSuite) and suite.at_depth is not None:
+                least = EVERY_VALUE
         return EVALUATE.spec(
             arm.recipe.name,
             EvaluateParameters(

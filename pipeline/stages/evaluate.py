@@ -48,7 +48,9 @@ class EvaluateParameters(ServedModel):
     environment: str = Field(description="identity of the one that asks")
     max_length: int = Field(description="tokens that a prompt and its answer may have together")
     max_questions: int | None = Field(None, description="questions at most")
-    min_values: int = Field(0, description="questions or clusters that a gate on costs needs")
+    min_values: int = Field(
+        0, description="questions or clusters that a gate on costs, or beyond a depth, needs"
+    )
     rule: GateRule | None = Field(None, description="None of the baseline")
     is_again: bool = Field(False, description="the baseline is asked a second time")
     repeat: int = Field(1, ge=1, description="number of the measurement")
@@ -87,7 +89,7 @@ class EvaluateResult(Record):
     )
 
 
-EVALUATE = Stage("evaluate", 14, EvaluateParameters, EvaluateRuntime, EvaluateResult)
+EVALUATE = Stage("evaluate", 15, EvaluateParameters, EvaluateRuntime, EvaluateResult)
 
 # Limits and opponents, on which a question's answer does not depend.
 NOT_OF_THE_ANSWER = ("max_questions", "min_values", "rule")

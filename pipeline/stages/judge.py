@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from eval_gates.cost import cost_rule_of, judge_cost
+from eval_gates.depth import DepthSuite, judge_depth
 from eval_gates.gate_result import GateResult
 from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
 from eval_gates.speed.rules import SpeedRule, apply_gate_rate, build_rule
+from eval_gates.suites.suite_kind import kind_of
 from eval_gates.verdicts import judge_suite, overall
 from pipeline.stages.attempts import AttemptLedger, Counted, History, JudgeParameters
 from pipeline.stages.consistency import SIDES, find_faults
@@ -55,6 +57,18 @@ def judge_evidence(parameters: JudgeParameters, inputs: Evidence, history: Histo
                 guessing=ASKED.result_of(inputs.record(f"questions.{name}")).guessing,
             )
         )
+        if isinstance(suite, DepthSuite) and suite.at_depth is not None:
+            gates.append(
+                judge_depth(
+                    name,
+                    suite,
+                    rules[name],
+                    baseline=answers(f"baseline.{name}"),
+                    candidate=answers(f"candidate.{name}"),
+                    guessing=ASKED.result_of(inputs.record(f"questions.{name}")).guessing,
+                    depth_of=kind_of(suite).depth,
+                )
+            )
         if result.spec_decode is not None:
             drafted[name] = result.spec_decode
     gates += speed_of(parameters, inputs)

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from eval_gates.cost import CostResult
+from eval_gates.depth import DepthResult
 from eval_gates.engine_metrics import SpecDecodeStats
 from eval_gates.gate_result import Verdict
 from eval_gates.quality_result import QualityResult
@@ -16,7 +17,9 @@ from prepare.digest import digest_json
 from prepare.record import Record
 from prepare.stage import Stage, StageRecord
 
-AnyGate = Annotated[QualityResult | SpeedGateResult | CostResult, Field(discriminator="kind")]
+AnyGate = Annotated[
+    QualityResult | DepthResult | SpeedGateResult | CostResult, Field(discriminator="kind")
+]
 
 
 class JudgeRuntime(Record):
@@ -40,7 +43,7 @@ class JudgeResult(Record):
     )
 
 
-JUDGE = Stage("judge", 22, JudgeParameters, JudgeRuntime, JudgeResult)
+JUDGE = Stage("judge", 23, JudgeParameters, JudgeRuntime, JudgeResult)
 
 
 def policy_digest(judge: StageRecord) -> str:

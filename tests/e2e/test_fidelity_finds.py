@@ -33,7 +33,7 @@ suites:
      margins: {int4: 0.2}}
   traffic:
     {kind: fidelity, prompt_format: chat, data: LOG, max_tokens: 24, questions: 200,
-     scored_tokens: 512, margins: {int4: 0.08}}
+     scored_tokens: 512, margins: {int4: 0.08}, at_depth: 128}
 """
 WEATHER = {
     "type": "function",
@@ -156,6 +156,10 @@ def test_the_same_model_passes(gate: Any, server: Server) -> None:
     found = {each["name"]: each for each in variant["gates"]}
     assert found["traffic"]["verdict"] == "pass"
     assert found["traffic"]["n"] >= ROWS // 4 - 2  # the first look
+    deep = found["traffic beyond 128 tokens"]
+    assert deep["verdict"] == "pass"
+    by_depth = found["traffic"]["depths"]
+    assert sum(row["n"] for row in by_depth) == found["traffic"]["n"]
 
 
 @pytest.mark.parametrize("broken", [four_bits, another_revision, doubled_scale])
@@ -172,6 +176,9 @@ def test_what_answers_short_questions_as_before_loses_conversations(
     found = {each["name"]: each for each in variant["gates"]}
     print({name: (each["estimate"], each["n"], each["verdict"]) for name, each in found.items()})
     assert found["traffic"]["verdict"] == "fail"
+    assert found["traffic beyond 128 tokens"]["verdict"] == "fail"
+    if broken is four_bits:  # what the short quiz does not see
+        assert found["quiz"]["verdict"] == "pass"
 
 
 @pytest.mark.parametrize("broken", [another_template, another_tokenizer])

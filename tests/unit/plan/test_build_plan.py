@@ -8,6 +8,7 @@ import pytest
 from asked_run import Checkpoints
 from listener import Listener
 
+from eval_gates.depth import EVERY_VALUE
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Located
 from pipeline.plan.compare import screening_stages
@@ -57,3 +58,24 @@ class TestPlan:
         make_plan(choices, located, settings, sources)  # `prepare plan` looks ahead
         with pytest.raises(UsageError, match="allows 1 attempts"):
             make_plan(choices, located, settings, sources, "run")
+
+    @pytest.mark.parametrize(("key", "least"), [("", 0), (", at_depth: 4096", EVERY_VALUE)])
+    def test_a_gate_beyond_a_depth_has_every_question_asked(
+        self,
+        checkpoints: Checkpoints,
+        settings: Settings,
+        tmp_path: Path,
+        key: str,
+        least: int,
+    ) -> None:
+        file = tmp_path / "deep.yaml"
+        suite = f"{{kind: fidelity, sources: [builtin], margins: {{fp8: 0.3}}{key}}}"
+        file.write_text(f"name: deep\nsummary: s\nsuites:\n  logs: {suite}\n")
+        checkpoints.write()
+        choices = checkpoints.choices(policy=str(file), recipes=("fp8-dynamic",))
+        sources = survey(choices, settings, Listener()).sources
+        located = Located(checkpoints.located(choices))
+        plan = make_plan(choices, located, settings, sources, "run")
+        asked = EVALUATE.parameters_of(plan.variants[0].stages["logs"])
+        assert asked.min_values == least
+        assert asked.rule is not None
