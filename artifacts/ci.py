@@ -133,10 +133,10 @@ def _blocks(report: RunReport) -> Iterator[str]:
         yield f"| {' | '.join(map(markdown, row))} |\n"
     blocking = [(name, gate) for name, gate in cases_of(report) if gate.verdict != "pass"]
     for title, wanted in (("What blocks it", True), ("What does not block", False)):
-        found = [(name, gate) for name, gate in blocking if gate.blocks == wanted]
-        if found:
+        alike = [(name, gate) for name, gate in blocking if gate.blocks == wanted]
+        if alike:
             yield f"\n### {title}\n\n"
-        for name, gate in found:
+        for name, gate in alike:
             why = markdown(gate.reason, MAX_REASON_CHARACTERS)
             yield f"- **{markdown(name)}, {markdown(gate.title)}**: {gate.verdict}: {why}\n"
 

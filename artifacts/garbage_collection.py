@@ -215,6 +215,6 @@ def freed_bytes(paths: Sequence[Path]) -> list[int]:
                     (facts.st_dev, facts.st_ino), (number, facts.st_nlink, facts.st_size)
                 )
     sizes = [0] * len(paths)
-    for each, (number, links, size) in first.items():
-        sizes[number] += size if names[each] == links else 0
+    for inode, (number, links, size) in first.items():
+        sizes[number] += size if names[inode] == links else 0
     return sizes

@@ -310,8 +310,8 @@ class MlflowStore:
         """
         if not self.uri.startswith(HTTP):
             return str(source), None
-        found = self._client.get_experiment_by_name(EXPERIMENT)
-        experiment = found.experiment_id if found else self._client.create_experiment(EXPERIMENT)
+        known = self._client.get_experiment_by_name(EXPERIMENT)
+        experiment = known.experiment_id if known else self._client.create_experiment(EXPERIMENT)
         run = self._client.create_run(experiment, run_name=name)
         self._client.log_artifacts(run.info.run_id, str(source), ARTIFACTS)
         self._client.set_terminated(run.info.run_id)

@@ -480,7 +480,7 @@ def make_version(candidate: Candidate, run: RunReport, store: Store) -> Path:
         if not final.exists():
             if candidate.signer is not None:
                 sign_with_key(partial, candidate.signer.private_key)
-            listed = {partial / each.path: each.sha256 for each in manifest.model_files}
+            listed = {partial / entry.path: entry.sha256 for entry in manifest.model_files}
             if faults := check_bundle(partial, lambda file: listed[file]).faults:
                 raise EvidenceError(
                     f"the evidence does not give the verdict of the record: {faults[0]}",

@@ -33,11 +33,11 @@ class AnswerSegment:
 
 def parts_of(answer_log: Path) -> list[AnswerSegment]:
     """Return a log's files, in the writers' order."""
-    found = []
+    segments = []
     for path in answer_log.parent.glob(f"{answer_log.stem}.*{answer_log.suffix}"):
         if named := re.fullmatch(r"(\d+)-(\d+)", path.name.split(".")[-2]):
-            found.append(AnswerSegment(int(named[1]), int(named[2]), path))
-    return sorted(found)
+            segments.append(AnswerSegment(int(named[1]), int(named[2]), path))
+    return sorted(segments)
 
 
 def answer_log_of(path: Path) -> str:

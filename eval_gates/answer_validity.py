@@ -200,9 +200,9 @@ def _identity(row: Answer) -> str | None:
 
 def _most_common(rows: Sequence[Answer]) -> str | None:
     by_prompt = {row.prompt_sha256: _identity(row) for row in rows}
-    counts = Counter(each for each in by_prompt.values() if each is not None)
-    (found, number), *_ = counts.most_common(1) or [("", 0)]
-    return found if number >= _SAME and number > len(by_prompt) * _MOST else None
+    counts = Counter(answer for answer in by_prompt.values() if answer is not None)
+    (text, number), *_ = counts.most_common(1) or [("", 0)]
+    return text if number >= _SAME and number > len(by_prompt) * _MOST else None
 
 
 def _shown(row: Answer) -> str:

@@ -61,11 +61,11 @@ def partners(labels: Sequence[str]) -> list[int]:
             groups[-1].append(number)
         else:
             groups.append([number])
-    found = []
+    positions = []
     for place, group in enumerate(groups):
         other = groups[place ^ 1] if place ^ 1 < len(groups) else groups[0]
-        found += [other[position % len(other)] for position in range(len(group))]
-    return found
+        positions += [other[position % len(other)] for position in range(len(group))]
+    return positions
 
 
 def shared_text(documents: Documents) -> str | None:

@@ -126,7 +126,7 @@ def judge_cost(suite: str, rule: CostRule, baseline: Answers, candidate: Answers
         shown = f"more than x {cost.lower:.3f}"
     else:
         shown = f"between x {cost.lower:.3f} and x {cost.upper:.3f}"
-    each = [work[0].mean() / work[1].mean() if work[1].any() else None for work in (before, after)]
+    costs = [work[0].mean() / work[1].mean() if work[1].any() else None for work in (before, after)]
     return CostResult(
         name=f"cost {suite}",
         metric="tokens per solved task",
@@ -134,8 +134,8 @@ def judge_cost(suite: str, rule: CostRule, baseline: Answers, candidate: Answers
         n=n,
         counted=f"{n:,}",
         unit="tokens/task",
-        baseline=each[0],
-        candidate=each[1],
+        baseline=costs[0],
+        candidate=costs[1],
         scale=RATIO,
         estimate=cost.ratio,
         lower=cost.lower,

@@ -43,14 +43,14 @@ def measure_effect(
     `scores` in [0, 1] and `nats` are paired, before and after.
     """
     differences, lost = (
-        [after - before for before, after in zip(*each, strict=True)] for each in (scores, nats)
+        [after - before for before, after in zip(*pair, strict=True)] for pair in (scores, nats)
     )
-    found = mean_bounds(differences, alpha, lowest=-1.0, highest=1.0)
+    bounds = mean_bounds(differences, alpha, lowest=-1.0, highest=1.0)
     return Effect(
         score=fmean(scores[1]),
         difference=fmean(differences),
-        lower=found.lower,
-        upper=found.upper,
+        lower=bounds.lower,
+        upper=bounds.upper,
         error=_error(differences),
         nats=fmean(lost),
         nats_error=_error(lost),

@@ -50,15 +50,15 @@ def counters_in(text: str, names: Mapping[str, str]) -> dict[str, int]:
     ValueError if one is no count.
     """
     ours = {theirs: name for name, theirs in names.items()}
-    found: dict[str, float] = {}
+    counters: dict[str, float] = {}
     for line in text.splitlines():
         match = _LINE.match(line)
         if match and match[1] in ours:
             name = ours[match[1]]
-            found[name] = found.get(name, 0.0) + float(match[2])
-    if not all(0 <= value <= MAX_COUNT for value in found.values()):
+            counters[name] = counters.get(name, 0.0) + float(match[2])
+    if not all(0 <= value <= MAX_COUNT for value in counters.values()):
         raise ValueError("a counter is negative, or beyond counting")
-    return {name: round(value) for name, value in found.items()}
+    return {name: round(value) for name, value in counters.items()}
 
 
 def counts_between(
@@ -67,15 +67,15 @@ def counts_between(
     """Return the differences by name; None without counters or after a restart."""
     if before is None or after is None:
         return None
-    found = {}
+    counts = {}
     for name in SpecDecodeStats.model_fields:
         # An unused counter may be missing before.
         then = before.get(name) or 0
         now = after.get(name)
         if now is None or now < then:
             return None
-        found[name] = now - then
-    return found if found["accepted_tokens"] <= found["draft_tokens"] else None
+        counts[name] = now - then
+    return counts if counts["accepted_tokens"] <= counts["draft_tokens"] else None
 
 
 class SpecDecodeCounter:
@@ -89,8 +89,8 @@ class SpecDecodeCounter:
 
     def facts(self) -> dict[str, Any]:
         """Return drafted and accepted tokens since then, if known."""
-        found = counts_between(self._before, asyncio.run(self._look()))
-        return {} if found is None else {"spec_decode": found}
+        counts = counts_between(self._before, asyncio.run(self._look()))
+        return {} if counts is None else {"spec_decode": counts}
 
     async def _look(self) -> dict[str, int] | None:
         if not self._names:

@@ -26,9 +26,9 @@ class Tokenizer:
         """
         from transformers import AutoTokenizer
 
-        found = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
-        check_same_tokens(found, Path(folder))
-        return cls(found, template_arguments)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
+        check_same_tokens(tokenizer, Path(folder))
+        return cls(tokenizer, template_arguments)
 
     def encode(self, text: str) -> list[int]:
         """Return token ids, without added special tokens."""

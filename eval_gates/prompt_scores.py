@@ -56,7 +56,9 @@ def _read_rendered(body: Any) -> tuple[list[int], bool]:
     ids = read_tokens(body)
     texts = body.get("token_strs")
     text = "".join(map(str, texts)) if isinstance(texts, list) else ""
-    return ids, any(text.rfind(each.start) > text.rfind(each.end) for each in THOUGHT_MARKERS)
+    return ids, any(
+        text.rfind(markers.start) > text.rfind(markers.end) for markers in THOUGHT_MARKERS
+    )
 
 
 def generate(model: str, prompt: Sequence[int], tokens: int) -> Request:
@@ -98,22 +100,22 @@ def share_kept(scored: Sequence[ScoredToken]) -> float:
     """Return the share of tokens that are the first choice."""
     if not scored:
         raise ValueError("an answer without tokens shows nothing")
-    return sum(each.is_kept for each in scored) / len(scored)
+    return sum(token.is_kept for token in scored) / len(scored)
 
 
 def nats(scored: Sequence[ScoredToken]) -> float:
     """Return mean nats a token."""
-    return -sum(each.logprob for each in scored) / len(scored)
+    return -sum(token.logprob for token in scored) / len(scored)
 
 
 def thought_end(scored: Sequence[ScoredToken], *, has_begun: bool = False) -> int:
     """Return the number of thought tokens, markers included."""
-    text = "".join(each.text for each in scored)
+    text = "".join(token.text for token in scored)
     for markers in THOUGHT_MARKERS:
         closed = text.find(markers.end)
         if closed >= 0:
             end = closed + len(markers.end)
-            lengths = accumulate(len(each.text) for each in scored)
+            lengths = accumulate(len(token.text) for token in scored)
             return 1 + next(place for place, length in enumerate(lengths) if length >= end)
         if has_begun or text.lstrip().startswith(markers.start):
             return len(scored)
@@ -122,14 +124,14 @@ def thought_end(scored: Sequence[ScoredToken], *, has_begun: bool = False) -> in
 
 def _scored(place: Any, token: int) -> ScoredToken:
     try:
-        found = {int(key): float(value["logprob"]) for key, value in place.items()}
-        own = found[token]
+        logprobs = {int(key): float(value["logprob"]) for key, value in place.items()}
+        own = logprobs[token]
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"its log-probabilities lack the token {token}") from error
-    if any(math.isnan(value) or value > _MAX_LOGPROB for value in found.values()):
+    if any(math.isnan(value) or value > _MAX_LOGPROB for value in logprobs.values()):
         raise BrokenNumbersError("its log-probabilities are not numbers: the model is broken")
-    best, second, *_ = [*sorted(found.values(), reverse=True), -math.inf]
-    first = max(found, key=lambda each: (found[each], each == token))
+    best, second, *_ = [*sorted(logprobs.values(), reverse=True), -math.inf]
+    first = max(logprobs, key=lambda each: (logprobs[each], each == token))
     text, choice = (_text(place.get(str(each))) for each in (token, first))
     return ScoredToken(own, own >= best, best - second, text, choice)
 
@@ -139,6 +141,6 @@ def _text(told: Any) -> str:
 
 
 def _ids(value: Any, lacking: str) -> list[int]:
-    if not isinstance(value, list) or any(type(each) is not int for each in value):
+    if not isinstance(value, list) or any(type(number) is not int for number in value):
         raise ValueError(lacking)
     return list(value)

@@ -35,8 +35,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     cluster = task.cluster_by
     questions = judged_apart(questions, files, cluster, progress.note)
     if cluster:
-        facts["clusters"] = len({each.cluster for each in questions})
-    rows = [each.to_row() for each in shuffle(questions, spec["seed"])]
+        facts["clusters"] = len({question.cluster for question in questions})
+    rows = [question.to_row() for question in shuffle(questions, spec["seed"])]
     write_rows(output / "questions.jsonl", rows)
     return {
         "questions": len(questions),
@@ -54,11 +54,11 @@ def shuffle(questions: Questions, seed: int) -> Questions:
     Clusters stay together.
     """
     together: dict[str, Questions] = {}
-    for each in questions:
-        together.setdefault(each.cluster or each.id, []).append(each)
+    for question in questions:
+        together.setdefault(question.cluster or question.id, []).append(question)
     order = list(together.values())
     random.Random(seed).shuffle(order)  # noqa: S311 - an order, not a secret
-    return [each for cluster in order for each in cluster]
+    return [question for cluster in order for question in cluster]
 
 
 def guessing(questions: Sequence[Question], choices: Mapping[str, Choices]) -> float:
@@ -70,8 +70,8 @@ def guessing(questions: Sequence[Question], choices: Mapping[str, Choices]) -> f
     sizes = Counter(labels)
     by_chance = 0.0
     gained = defaultdict[str, float](float)
-    for each, label in zip(questions, labels, strict=True):
-        given = choices.get(each.id, ())
+    for question, label in zip(questions, labels, strict=True):
+        given = choices.get(question.id, ())
         if given:
             weight = 1 / (len(sizes) * sizes[label])
             chance = sum(score for _, score in given) / len(given)

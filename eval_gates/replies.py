@@ -40,9 +40,9 @@ def read_chat(body: Any) -> tuple[Reply, str]:
     if not isinstance(reasoning, str):
         raise ValueError("its message is not a text")
     calls, forms = _read_calls(message)
-    found = _reply(body, choice, content, calls, forms)
-    is_refused = found.is_refused or refuses or bool(message.get("refusal"))
-    return replace(found, is_refused=is_refused), reasoning
+    reply = _reply(body, choice, content, calls, forms)
+    is_refused = reply.is_refused or refuses or bool(message.get("refusal"))
+    return replace(reply, is_refused=is_refused), reasoning
 
 
 def _read_calls(message: dict[str, Any]) -> tuple[tuple[ToolCall, ...], tuple[str, ...]]:
@@ -54,8 +54,8 @@ def _read_calls(message: dict[str, Any]) -> tuple[tuple[ToolCall, ...], tuple[st
         listed = [{"function": message["function_call"]}]  # OpenAI's first API of functions
     calls = list[ToolCall]()
     forms = list[str]()
-    for each in listed:
-        function = each.get("function") if isinstance(each, dict) else None
+    for call in listed:
+        function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise ValueError("its tool call has no name")
         arguments, form = read_arguments(function.get("arguments"))
@@ -91,9 +91,9 @@ def read_chosen(body: Any, tokens: Sequence[int]) -> list[tuple[float, bool]]:
     """Return each token's log-probability, and whether it is greedy, else ValueError."""
     try:
         scored = body["choices"][0]["logprobs"]
-        found = {str(token): float(value) for token, value in scored["top_logprobs"][0].items()}
+        logprobs = {str(token): float(value) for token, value in scored["top_logprobs"][0].items()}
         best = float(scored["token_logprobs"][0])
-        values = [found[f"token_id:{token}"] for token in tokens]
+        values = [logprobs[f"token_id:{token}"] for token in tokens]
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ValueError(
             "its answer lacks the log-probabilities of the tokens asked for"
@@ -109,11 +109,11 @@ def read_scored(body: Any, prompt: int, begin: int) -> tuple[float, bool]:
         tops = scored["top_logprobs"]
         if not prompt <= len(values) == len(tops) <= prompt + 1:
             raise ValueError(f"{len(values)} log-probabilities of {prompt} tokens")
-        found = [float(value) for value in values[begin:prompt]]
+        logprobs = [float(value) for value in values[begin:prompt]]
         best = [float(max(top.values())) for top in tops[begin:prompt]]
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ValueError("its answer lacks the log-probabilities of the prompt's tokens") from error
-    return sum(found), all(value >= top for value, top in zip(found, best, strict=True))
+    return sum(logprobs), all(value >= top for value, top in zip(logprobs, best, strict=True))
 
 
 def finish(
@@ -205,8 +205,8 @@ def find_choice(text: str, choices: Sequence[str]) -> int | None:
     ):
         if named := re.search(pattern, text, case):
             return _place(named[1], folded)
-    found = {_place(each, folded) for each in re.findall(one, text, case)}
-    return found.pop() if len(found) == 1 else None
+    chosen = {_place(word, folded) for word in re.findall(one, text, case)}
+    return chosen.pop() if len(chosen) == 1 else None
 
 
 def _place(name: str, places: dict[str, int]) -> int:

@@ -239,8 +239,8 @@ def _text_of(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        texts = [each.get("text") if isinstance(each, dict) else each for each in value]
-        if all(isinstance(each, str) for each in texts):
+        texts = [part.get("text") if isinstance(part, dict) else part for part in value]
+        if all(isinstance(part, str) for part in texts):
             return "".join(map(str, texts))
     raise ValueError("its message is not a text")
 
@@ -266,8 +266,8 @@ def find_error(body: Any) -> tuple[str, int | None] | None:
 
 
 def _object_in(text: str) -> dict[str, Any] | None:
-    found = _parsed(text)
-    return found if isinstance(found, dict) else None
+    parsed = _parsed(text)
+    return parsed if isinstance(parsed, dict) else None
 
 
 def _parsed(text: str) -> Any:

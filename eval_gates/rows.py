@@ -43,7 +43,9 @@ class Question:
 
     def to_row(self) -> dict[str, Any]:
         """Return a line without defaults."""
-        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "data"}
+        own = {
+            field.name: getattr(self, field.name) for field in fields(self) if field.name != "data"
+        }
         return {**{key: value for key, value in own.items() if value}, **self.data}
 
     @classmethod
@@ -51,12 +53,12 @@ class Question:
         """Parse a line; ValueError without an id."""
         if not isinstance(row.get("id"), str):
             raise ValueError("a question has no id")
-        own = {each.name for each in fields(cls)} - {"data"}
-        found = {key: row[key] for key in own & row.keys()}
+        own = {field.name for field in fields(cls)} - {"data"}
+        values = {key: row[key] for key in own & row.keys()}
         for key in ("messages", "continuations", "contexts"):
-            if key in found:
-                found[key] = tuple(found[key])
-        return cls(**found, data={key: row[key] for key in row.keys() - own})
+            if key in values:
+                values[key] = tuple(values[key])
+        return cls(**values, data={key: row[key] for key in row.keys() - own})
 
 
 class ToolCall(NamedTuple):
@@ -143,7 +145,7 @@ class Answer:
         forms = {form for reply in replies for form in reply.forms}
         if any(has_entities(reply.text) for reply in replies) and not has_entities(question.prompt):
             forms.add(ENTITIES)
-        found = cls(
+        answer = cls(
             question.id,
             scored.prompt_sha256 or digest(question),
             scored.score,
@@ -155,7 +157,7 @@ class Answer:
             own={**scored.own, FORMS: sorted(forms)} if forms else scored.own,
         )
         if question.continuations and not replies[0].is_named:
-            return replace(found, answer=[value for value, _ in replies[0].values])
+            return replace(answer, answer=[value for value, _ in replies[0].values])
         unread = scored.unread
         if unread is None:
             unread = sum(
@@ -163,7 +165,7 @@ class Answer:
                 for reply in replies
             )
         return replace(
-            found,
+            answer,
             answer=unwrap([reply.text for reply in replies]),
             tokens=tuple(reply.tokens for reply in replies),
             truncated=sum(reply.is_truncated for reply in replies),
@@ -178,7 +180,7 @@ class Answer:
         unset = {key for key in ("cluster", "group") if not getattr(self, key)}
         unset |= {key for key in NUMBERS if getattr(self, key) is None}
         unset |= set() if self.tokens else {"tokens", *COUNTS}
-        own = [each.name for each in fields(self) if each.name not in {"own", *unset}]
+        own = [field.name for field in fields(self) if field.name not in {"own", *unset}]
         return {**{key: getattr(self, key) for key in own}, **self.own}
 
     @classmethod
@@ -189,22 +191,24 @@ class Answer:
         """
         if not isinstance(row, Mapping):
             raise ValueError("an answer is not an object")
-        names = {each.name for each in fields(cls)} - {"own"}
+        names = {field.name for field in fields(cls)} - {"own"}
         own = {key: row[key] for key in row.keys() - names}
         try:
-            found = _ANSWER.validate_python({**{k: row[k] for k in names & row.keys()}, "own": own})
+            answer = _ANSWER.validate_python(
+                {**{k: row[k] for k in names & row.keys()}, "own": own}
+            )
         except ValidationError as error:
             fault = error.errors()[0]
             raise ValueError(
                 f"question {row.get('id')} has the {fault['loc'][0]} {fault['input']!r:.50}: "
                 f"{fault['msg']}"
             ) from error
-        missing = {*COUNTS} - row.keys() if found.tokens else set()
-        if missing or ("tokens" in row and not found.tokens):
-            raise ValueError(f"question {found.id} has no {min(missing, default='tokens')}")
-        if any(getattr(found, key) > len(found.tokens) for key in COUNTS):
-            raise ValueError(f"question {found.id} counts more than its answers")
-        return found
+        missing = {*COUNTS} - row.keys() if answer.tokens else set()
+        if missing or ("tokens" in row and not answer.tokens):
+            raise ValueError(f"question {answer.id} has no {min(missing, default='tokens')}")
+        if any(getattr(answer, key) > len(answer.tokens) for key in COUNTS):
+            raise ValueError(f"question {answer.id} counts more than its answers")
+        return answer
 
 
 COUNTS = ("truncated", "unclosed", "refused", "thoughts_only", "unread")

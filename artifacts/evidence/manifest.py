@@ -106,7 +106,7 @@ def _differences(
     leave_out: tuple[str, ...],
     digest: Callable[[Path], str],
 ) -> list[str]:
-    wanted = {each.path: each for each in listed}
+    wanted = {entry.path: entry for entry in listed}
     with raise_as(EvidenceError, "a file cannot be read", folder):
         there = dict(plain_files(folder, leave_out))
         differences = [

@@ -96,17 +96,17 @@ def load_package() -> Bfcl:
 
 def read_category(category: str) -> list[BfclCase]:
     """Return a category's cases in order."""
-    found = [
+    cases = [
         row for _, row in read_rows(package_file("bfcl_eval", "data", f"BFCL_v4_{category}.json"))
     ]
-    truths: list[list[Any]] = [[] for _ in found]
+    truths: list[list[Any]] = [[] for _ in cases]
     if "relevance" not in category:
         file = package_file("bfcl_eval", "data", "possible_answer", f"BFCL_v4_{category}.json")
         # As its runner does: ids of the two files differ.
         truths = [row["ground_truth"] for _, row in read_rows(file)]
     return [
         BfclCase(row["id"], category, row["question"][0], row["function"], truth)
-        for row, truth in zip(found, truths, strict=True)
+        for row, truth in zip(cases, truths, strict=True)
     ]
 
 
@@ -151,12 +151,12 @@ def is_right(case: BfclCase, calls: Calls | None, form: CallForm) -> bool:
     if not bfcl.utils.is_function_calling_format_output(calls):
         return False
     language = bfcl.enums.Language[_language(case.category)]
-    found = _or_none(
+    checked = _or_none(
         lambda: bfcl.checker.ast_checker(
             case.functions, calls, case.ground_truth, language, case.category, form
         )
     )
-    return bool(found and found["valid"])
+    return bool(checked and checked["valid"])
 
 
 def right_calls(ground_truth: list[dict[str, dict[str, Any]]]) -> Calls:

@@ -72,11 +72,11 @@ def extract_code(
 
     A gateway may have escaped the answer's HTML characters: they are read if code needs it.
     """
-    found = _extract(completion, problem_prompt, entry_point, form)
+    extracted = _extract(completion, problem_prompt, entry_point, form)
     if not has_entities(completion):
-        return found
+        return extracted
     unescaped = _extract(unescape(completion), problem_prompt, entry_point, form)
-    return unescaped if _is_better(unescaped, found) else found
+    return unescaped if _is_better(unescaped, extracted) else extracted
 
 
 def _is_better(unescaped: ExtractedCode, found: ExtractedCode) -> bool:
@@ -132,9 +132,9 @@ def _choose_code(completion: str, entry_point: str) -> str:
     ]
     solutions = [block for block in defining if not _is_stub(block, entry_point)]
     bodies = [block for block in blocks if _RETURNS.search(block) and block not in defining]
-    found = solutions or ([] if bodies else defining)
-    if found:
-        return _with_other_definitions(found[-1], blocks)
+    candidates = solutions or ([] if bodies else defining)
+    if candidates:
+        return _with_other_definitions(candidates[-1], blocks)
     if blocks:
         return bodies[-1] if bodies else blocks[0]
     return _without_prose(completion, entry_point)
@@ -158,7 +158,7 @@ def _is_stub(code: str, name: str) -> bool:
 
 def _find_method(code: str, name: str) -> str | None:
     """Return a class's method of that name as an expression."""
-    classes = [each for each in _parse(code) if isinstance(each, ast.ClassDef)]
+    classes = [statement for statement in _parse(code) if isinstance(statement, ast.ClassDef)]
     for node in classes:
         for method in node.body:
             if isinstance(method, ast.FunctionDef) and method.name == name:
@@ -318,7 +318,7 @@ def _defines(code: str, name: str) -> bool:
 def _without_own_tests(code: str, name: str) -> str:
     """Return the code without calls or tests of the function."""
     statements = _parse(code)
-    kept = [each for each in statements if not _is_own_test(each, name)]
+    kept = [statement for statement in statements if not _is_own_test(statement, name)]
     if len(kept) == len(statements):
         return code
     return ast.unparse(ast.Module(kept, [])) + "\n"
@@ -348,7 +348,9 @@ def _with_futures_first(code: str) -> str:
 def _gives_a_value(code: str, name: str) -> bool:
     """Return whether the function itself has `return` or `yield`."""
     functions = [n for n in _parse(code) if isinstance(n, ast.FunctionDef) and n.name == name]
-    waiting: list[ast.AST] = [each for function in functions[-1:] for each in function.body]
+    waiting: list[ast.AST] = [
+        statement for function in functions[-1:] for statement in function.body
+    ]
     while waiting:
         node = waiting.pop()
         if isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom)):

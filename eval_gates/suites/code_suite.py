@@ -91,7 +91,7 @@ class CodeKind(GeneratingKind[Code]):
 
     def score_batch(self, task: Code, batch: Sequence[Asked], progress: Progress) -> list[Score]:
         """Run the tests; a problem's score is its pass@k."""
-        problems = [problem_of(each.question) for each in batch]
+        problems = [problem_of(one.question) for one in batch]
         codes: list[list[ExtractedCode | None]] = [
             [
                 None
@@ -99,39 +99,39 @@ class CodeKind(GeneratingKind[Code]):
                 else extract_code(
                     reply.text, problem.header, problem.entry_point, task.prompt_format
                 )
-                for reply in each.replies
+                for reply in one.replies
             ]
-            for problem, each in zip(problems, batch, strict=True)
+            for problem, one in zip(problems, batch, strict=True)
         ]
         executions = iter(
             run_many(
                 [
-                    Program(each.code, problem.test)
+                    Program(one.code, problem.test)
                     for problem, drawn in zip(problems, codes, strict=True)
-                    for each in drawn
-                    if each is not None
+                    for one in drawn
+                    if one is not None
                 ],
                 seconds=task.seconds_per_problem,
                 memory_bytes=task.memory_mb_per_problem * 2**20,
                 progress=progress,
             )
         )
-        found: list[Score] = []
+        scores: list[Score] = []
         for drawn in codes:
             ran = [None if code is None else next(executions) for code in drawn]
             passed = sum(execution is not None and execution.passed for execution in ran)
-            found.append(
+            scores.append(
                 Score(
                     pass_at_k(len(ran), passed, task.k),
-                    unread=sum(each is None or not each.is_found for each in drawn),
+                    unread=sum(one is None or not one.is_found for one in drawn),
                     own={
-                        "code": unwrap([each.code if each else "" for each in drawn]),
-                        "outcome": unwrap([each.outcome if each else UNFINISHED for each in ran]),
-                        "detail": unwrap([each.detail if each else "" for each in ran]),
+                        "code": unwrap([one.code if one else "" for one in drawn]),
+                        "outcome": unwrap([one.outcome if one else UNFINISHED for one in ran]),
+                        "detail": unwrap([one.detail if one else "" for one in ran]),
                     },
                 )
             )
-        return found
+        return scores
 
     def takes_thoughts(self, task: Code) -> bool:
         # `extract_code` skips them.

@@ -77,7 +77,11 @@ class TextKind(GeneratingKind[Generating]):
     ) -> Score:
         read = [reply for reply in replies if not is_unsolved(task, reply)]
         asked = [question, *([other] if self.scores_unrelated and other else [])]
-        calls = [partial(self.score_text, task, each, reply) for each in asked for reply in read]
+        calls = [
+            partial(self.score_text, task, asked_question, reply)
+            for asked_question in asked
+            for reply in read
+        ]
         if self.scores_empty:
             calls.append(partial(self.score_text, task, question, Reply()))
         scores = grade_all(calls, 0.0)

@@ -75,8 +75,8 @@ def _names_in(folder: Path) -> list[str]:
 
 def package_file(package: str, *parts: str) -> Path:
     """Return a package's data file without an import; EvaluationDataError without it."""
-    found = find_spec(package)
-    folders = (found.submodule_search_locations or []) if found else []
+    spec = find_spec(package)
+    folders = (spec.submodule_search_locations or []) if spec else []
     for folder in folders:
         if (file := Path(folder, *parts)).is_file():
             return file

@@ -59,7 +59,7 @@ def read_task_file(path: Path) -> TaskYaml:
             names = _names(settings["dataset_kwargs"]["data_files"])
             data = [Path(name) for name in names if "://" not in name]
         elif Path(dataset).is_absolute():
-            data = sorted(each for each in Path(dataset).rglob("*") if each.is_file())
+            data = sorted(file for file in Path(dataset).rglob("*") if file.is_file())
     is_local = bool(data) or callable(config.get("custom_dataset"))
     return TaskYaml(path, config, code, data, None if is_local else settings.get("dataset_path"))
 
@@ -76,8 +76,8 @@ def localize(config: dict[str, Any], folder: Path) -> dict[str, Any]:
                 hint="add dataset_kwargs: {data_files: {test: FILE}} to the task",
             )
         splits = files.items() if isinstance(files, dict) else [("", files)]
-        found = {split: _absolute(_names(names), folder) for split, names in splits}
-        options["data_files"] = found if isinstance(files, dict) else found[""]
+        files_of = {split: _absolute(_names(names), folder) for split, names in splits}
+        options["data_files"] = files_of if isinstance(files, dict) else files_of[""]
         return {**config, "dataset_kwargs": options}
     if isinstance(dataset, str) and (folder / dataset).is_dir():
         return {**config, "dataset_path": str(folder / dataset)}
@@ -91,7 +91,7 @@ def _names(files: Any) -> list[str]:
 
 
 def _absolute(names: Sequence[str], folder: Path) -> list[str]:
-    found: list[str] = []
+    paths: list[str] = []
     for name in names:
         root, pattern = (Path("/"), name.lstrip("/")) if name.startswith("/") else (folder, name)
         whole = [root / pattern] if (root / pattern).is_file() else sorted(root.glob(pattern))
@@ -101,8 +101,8 @@ def _absolute(names: Sequence[str], folder: Path) -> list[str]:
                 where=str(folder / name),
                 hint="paths in dataset_kwargs.data_files are relative to the task's YAML file",
             )
-        found += [name] if "://" in name else map(str, whole)
-    return found
+        paths += [name] if "://" in name else map(str, whole)
+    return paths
 
 
 def _read_yaml(path: Path, code: list[Path]) -> dict[str, Any]:

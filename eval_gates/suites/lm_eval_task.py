@@ -95,16 +95,16 @@ def choose_metric(
     filters = list(filters) or [NO_FILTER]
     name, _, filter_name = (wanted or metrics[0].name).partition(",")
     usable = {metric.name: metric for metric in metrics if metric.usable}
-    found = usable.get(name.strip())
+    usable_metric = usable.get(name.strip())
     chosen = filter_name.strip() or filters[0]
-    if found is None or chosen not in filters:
+    if usable_metric is None or chosen not in filters:
         raise _error(
             task,
             f"the task has no metric '{wanted or name}' that a gate can use",
             f"metrics that are a mean over documents: {', '.join(usable) or 'none'}; filters: "
             f"{', '.join(filters)}",
         )
-    return found._replace(filter=chosen)
+    return usable_metric._replace(filter=chosen)
 
 
 class LoadedTask(NamedTuple):
@@ -191,11 +191,11 @@ def scored_choices(rows: LmRows, metric: Metric, document: Config) -> list[tuple
     texts = [str(text) for text in rows.task.doc_to_choice(document)]
     # Mutual information also needs each choice's likelihood without a question.
     alone = [(0.0, False)] * len(texts) if metric.name == "acc_mutual_info" else []
-    found = []
+    scores = []
     for taken, text in enumerate(texts):
         sure = [(0.0, True) if n == taken else (_UNLIKELY, False) for n in range(len(texts))]
-        found.append((text, metric.score(rows.score_values(document, sure + alone), text)))
-    return found
+        scores.append((text, metric.score(rows.score_values(document, sure + alone), text)))
+    return scores
 
 
 def open_task(suite: Config, folder: Path) -> LoadedTask:
@@ -288,8 +288,8 @@ def _used_splits(config: Config) -> dict[str, int | None]:
 
 def _dataset_key(config: Config) -> str:
     """Return a folder's name, which members may share."""
-    found = {key: config.get(key) for key in ("dataset_path", "dataset_name", "dataset_kwargs")}
-    return digest_of({**found, "splits": _used_splits(config)})[:16]
+    keys = {key: config.get(key) for key in ("dataset_path", "dataset_name", "dataset_kwargs")}
+    return digest_of({**keys, "splits": _used_splits(config)})[:16]
 
 
 def _find_installed(name: str) -> list[Config]:
@@ -303,7 +303,7 @@ def _find_installed(name: str) -> list[Config]:
             where="policy key 'task'",
             hint=f"did you mean {', '.join(close)}?" if close else "see lm-eval's list of tasks",
         )
-    return list({str(each): each for each in _members(manager.task_index, name, {})}.values())
+    return list({str(member): member for member in _members(manager.task_index, name, {})}.values())
 
 
 def _members(index: Any, name: str, overrides: Config) -> Iterator[Config]:
@@ -333,13 +333,13 @@ def _members(index: Any, name: str, overrides: Config) -> Iterator[Config]:
 
 
 def _copy(file: Path, folder: Path) -> str:
-    found = read_task_file(file)
-    root = Path(os.path.commonpath([path.parent for path in found.code]))
-    for path in found.code:
+    task_file = read_task_file(file)
+    root = Path(os.path.commonpath([path.parent for path in task_file.code]))
+    for path in task_file.code:
         copy = folder / CODE / path.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
-    return str(Path(CODE) / found.path.relative_to(root))
+    return str(Path(CODE) / task_file.path.relative_to(root))
 
 
 def _config(folder: Path, suite: Config, place: Config) -> Config:

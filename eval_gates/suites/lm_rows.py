@@ -73,15 +73,15 @@ class LmRows:
             apply_chat_template=is_chat,
             chat_template=template,
         )
-        requests = [each.args for each in (made if isinstance(made, list) else [made])]
+        requests = [request.args for request in (made if isinstance(made, list) else [made])]
         if self.output_type == GENERATED:
             prompt, settings = requests[0]
             return replace(question, prompt=prompt, generate=settings, is_rendered=is_chat)
-        contexts = tuple(each[0] for each in requests)
+        contexts = tuple(request[0] for request in requests)
         return replace(
             question,
             prompt=contexts[0],
-            continuations=tuple(each[1] for each in requests),
+            continuations=tuple(request[1] for request in requests),
             contexts=contexts if len(set(contexts)) > 1 else (),
             is_rendered=is_chat,
         )

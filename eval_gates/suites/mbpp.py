@@ -185,11 +185,11 @@ class Mbpp(CodeKind[MbppTask]):
     )
 
     def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
-        found = super().find_source(name, suite, lookup)
+        source = super().find_source(name, suite, lookup)
         if not _asks_humaneval(suite):
-            return found
-        identity = found.identity.model_copy(update={"humaneval": lookup.environment})
-        return replace(found, identity=identity)
+            return source
+        identity = source.identity.model_copy(update={"humaneval": lookup.environment})
+        return replace(source, identity=identity)
 
     def _identify(
         self, source: str, suite: Suite, lookup: SourceLookup
@@ -200,14 +200,14 @@ class Mbpp(CodeKind[MbppTask]):
         return super()._identify(source, suite, lookup)
 
     def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
-        found = super().count(suite, identity, folder)
+        counted = super().count(suite, identity, folder)
         if not _asks_humaneval(suite) or getattr(suite, "problems", None):
-            return found
-        return humaneval.PROBLEMS + (found or 0)
+            return counted
+        return humaneval.PROBLEMS + (counted or 0)
 
     def known_questions(self, task: MbppTask, order: QuestionOrder) -> list[Question]:
-        found = self.read(order.source, order.folder)
-        problems = [problem_of(row, place) for place, row in found]
+        rows = self.read(order.source, order.folder)
+        problems = [problem_of(row, place) for place, row in rows]
         # HumanEval's, which `evaluate` has, may be chosen, too.
         every = task.model_copy(update={"problems": []}) if task.humaneval else task
         return lay_out(every, problems, "MBPP")

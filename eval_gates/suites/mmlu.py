@@ -55,8 +55,8 @@ class MmluTask(EvalTask):
 @cache
 def subject_groups() -> dict[str, list[str]]:
     """Return 57 subjects in lm-eval's four groups."""
-    found: dict[str, list[str]] = json.loads((DATA / "mmlu_groups.json").read_text("utf-8"))  # noqa: TID251
-    return found
+    groups: dict[str, list[str]] = json.loads((DATA / "mmlu_groups.json").read_text("utf-8"))  # noqa: TID251
+    return groups
 
 
 def read_builtin() -> list[Row]:
@@ -69,13 +69,13 @@ def lay_out(rows: list[Row], pool: list[Row], form: Form, shots: int) -> list[Qu
 
     Form `letter` scores A to D, form `cloze` the texts.
     """
-    found = []
+    questions = []
     for number, row in enumerate(rows):
         key = row["answer"]
         subject = row["subject"]
-        shown = "".join(_example(each, form) for each in _examples_for(row, pool, shots))
+        shown = "".join(_example(example, form) for example in _examples_for(row, pool, shots))
         about = _DESCRIPTIONS[form].format(subject.replace("_", " "))
-        found.append(
+        questions.append(
             Question(
                 f"{subject}/{number}",
                 about + shown + _ask(row, form),
@@ -85,7 +85,7 @@ def lay_out(rows: list[Row], pool: list[Row], form: Form, shots: int) -> list[Qu
                 data=row,
             )
         )
-    return found
+    return questions
 
 
 def _texts(row: Mapping[str, Any], form: Form) -> Sequence[str]:
@@ -105,9 +105,10 @@ def _question(row: dict[str, Any], place: str) -> Row:
 def _examples_for(question: Row, pool: list[Row], shots: int) -> list[Row]:
     keys = ("question", "choices")
     others = [
-        each
-        for each in (pool if shots else ())
-        if each["subject"] == question["subject"] and any(each[k] != question[k] for k in keys)
+        example
+        for example in (pool if shots else ())
+        if example["subject"] == question["subject"]
+        and any(example[k] != question[k] for k in keys)
     ]
     if len(others) < shots:
         raise EvaluationDataError(
@@ -166,18 +167,18 @@ class Mmlu(SuiteKind[MmluTask]):
         pool = self._rows(order, examples=True) if is_split else questions
         laid_out = lay_out(questions, pool, task.prompt_format, shots)
         choices = {
-            each.id: [
-                (text, float(number == each.data["answer"]))
-                for number, text in enumerate(_texts(each.data, task.prompt_format))
+            question.id: [
+                (text, float(number == question.data["answer"]))
+                for number, text in enumerate(_texts(question.data, task.prompt_format))
             ]
-            for each in laid_out
+            for question in laid_out
         }
         return laid_out, {"choices": choices}
 
     def _rows(self, order: QuestionOrder, *, examples: bool = False) -> list[Row]:
-        found = self.read(order.source, order.folder, examples=examples)
+        rows = self.read(order.source, order.folder, examples=examples)
         is_known = order.source.kind == "hub"
-        return [row if is_known else _question(row, place) for place, row in found]
+        return [row if is_known else _question(row, place) for place, row in rows]
 
     def score(self, task: MmluTask, question: Question, replies: Sequence[Reply]) -> Score:
         reply = replies[0]

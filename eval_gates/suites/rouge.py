@@ -146,11 +146,11 @@ class Rouge(TextKind[RougeTask]):
     stops = STOPS
 
     def questions(self, task: RougeTask, order: QuestionOrder) -> Read:
-        found = self.read(order.source, order.folder)
+        rows = self.read(order.source, order.folder)
         if order.source.kind == "hub":
             renamed = {"article": "document", "highlights": "summary"}
-            found = [(at, {new: row[old] for old, new in renamed.items()}) for at, row in found]
-        documents = [_document(row, place) for place, row in found]
+            rows = [(at, {new: row[old] for old, new in renamed.items()}) for at, row in rows]
+        documents = [_document(row, place) for place, row in rows]
         template = PROMPTS["completion" if task.prompt_format == "completion" else "chat"]
         return [
             Question(
@@ -170,9 +170,9 @@ class Rouge(TextKind[RougeTask]):
 
     def own(self, task: RougeTask, question: Question, replies: Sequence[Reply]) -> dict[str, Any]:
         """Return all metrics' means over the samples."""
-        texts = ["" if is_unsolved(task, each) else _plain(each, question) for each in replies]
+        texts = ["" if is_unsolved(task, one) else _plain(one, question) for one in replies]
         scores = [score(text, question.data["references"]) for text in texts]
-        return {name: sum(each[name] for each in scores) / len(scores) for name in METRICS}
+        return {name: sum(one[name] for one in scores) / len(scores) for name in METRICS}
 
     def metric(self, task: RougeTask, laid_out: str | None) -> str:
         return task.metric

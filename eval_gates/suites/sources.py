@@ -124,14 +124,14 @@ class SourcedKind:
         for source in suite.sources:
             if source == "eval-data" and lookup.eval_data is not None:
                 self._check_folder(name, suite, lookup.eval_data)
-            found = self._try(source, suite, lookup)
-            if found is not None:
+            resolved = self._try(source, suite, lookup)
+            if resolved is not None:
                 if "hub" in suite.sources[: suite.sources.index(source)]:
                     lookup.note(
                         f"{name}: this machine has no Hub, so its questions are those of the "
                         f"source '{source}', the next in policy key suites.{name}.sources"
                     )
-                return found
+                return resolved
         carried = "packages" if self.packaged else "builtin" if self.carried else ""
         few = f", or take the few that prepare carries: 'sources: [{carried}]'" if carried else ""
         raise EvaluationDataError(
@@ -221,10 +221,10 @@ class SourcedKind:
             files = find_files(folder, str(self.examples_stem)) if is_folder else []
         else:
             files = self.folder_files(folder)
-        found = [each for file in files for each in read_rows(file)]
-        if not found and not examples:
+        read = [numbered for file in files for numbered in read_rows(file)]
+        if not read and not examples:
             raise _no_questions(files, folder)
-        return found
+        return read
 
     def count_clusters(
         self, suite: Suite, identity: QuestionSource, folder: Path | None

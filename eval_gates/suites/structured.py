@@ -65,8 +65,8 @@ class Structured(TextKind[StructuredTask]):
     stops = {"completion": ["\n\n"]}  # noqa: RUF012
 
     def questions(self, task: StructuredTask, order: QuestionOrder) -> Read:
-        found = self.read(order.source, order.folder)
-        return [_question(row, n, place, task) for n, (place, row) in enumerate(found)], {}
+        rows = self.read(order.source, order.folder)
+        return [_question(row, n, place, task) for n, (place, row) in enumerate(rows)], {}
 
     def prepare_scoring(self, task: StructuredTask) -> None:
         find_fault("{}", {})
@@ -88,7 +88,7 @@ def find_fault(answer: str, schema: dict[str, Any]) -> str:
     """
     text = answer.strip()
     fenced = _FENCED.fullmatch(text)
-    faults = [_fault_in(each, schema) for each in readings(fenced[1] if fenced else text)]
+    faults = [_fault_in(reading, schema) for reading in readings(fenced[1] if fenced else text)]
     return faults[0] if all(faults) else ""
 
 
@@ -151,8 +151,13 @@ def _find_problem(schema: dict[str, Any]) -> str:
     inner = (name for part in schema.values() for name in _values_of(part, "$id"))
     if any(_values_of(schema, "$dynamicRef")) or any(isinstance(name, str) for name in inner):
         return "uses $dynamicRef or an inner $id, which are not resolved here"
-    named = (each for each in _values_of(schema, "patternProperties") if isinstance(each, dict))
-    for pattern in (*_values_of(schema, "pattern"), *(word for each in named for word in each)):
+    named = (
+        mapping for mapping in _values_of(schema, "patternProperties") if isinstance(mapping, dict)
+    )
+    for pattern in (
+        *_values_of(schema, "pattern"),
+        *(word for mapping in named for word in mapping),
+    ):
         repeats = _REPEATS.findall(pattern) if isinstance(pattern, str) else []
         if any(int(number) > MAX_REPEATS for number in repeats):
             return f"has a pattern with more than {MAX_REPEATS:,} repetitions"

@@ -132,17 +132,17 @@ class Tools(TextKind[ToolsTask]):
     def questions(self, task: ToolsTask, order: QuestionOrder) -> Read:
         if order.folder:
             rows = enumerate(self.read(order.source, order.folder))
-            found = [_own_case(row, n, place) for n, (place, row) in rows]
+            cases = [_own_case(row, n, place) for n, (place, row) in rows]
         else:
-            found = [c for name in task.categories or CATEGORIES for c in read_category(name)]
-        return [_question(case, task) for case in found], {}
+            cases = [c for name in task.categories or CATEGORIES for c in read_category(name)]
+        return [_question(case, task) for case in cases], {}
 
     def prepare_scoring(self, task: ToolsTask) -> None:
         load_package()
 
     def score_text(self, task: ToolsTask, question: Question, reply: Reply) -> float:
         case = BfclCase(question.id, **question.data)
-        read = (calls_in(each, case.category, task.form) for each in _readings(reply))
+        read = (calls_in(reading, case.category, task.form) for reading in _readings(reply))
         return float(any(is_right(case, calls, task.form) for calls in read))
 
     def own(self, task: ToolsTask, question: Question, replies: Sequence[Reply]) -> dict[str, Any]:

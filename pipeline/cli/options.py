@@ -101,7 +101,9 @@ def asks(
         ]
         run.__name__ = work.__name__
         run.__doc__ = work.__doc__
-        run.__annotations__ = {each.name: each.annotation for each in declared}
+        run.__annotations__ = {
+            option_declared.name: option_declared.annotation for option_declared in declared
+        }
         run.__signature__ = inspect.Signature(declared)  # type: ignore[attr-defined]
         return run
 

@@ -71,7 +71,7 @@ def check_policy(request: ModelRequest, name: str, *, as_json: bool) -> None:
         level = gate_level(policy.alpha, policy.attempts, tried)
         check_power(policy, recipes, counts, progress, level)
         power = policy_power(policy, recipes, counts, level) + speed_power(
-            policy, tried, served, level, families=[each.family for each in recipes]
+            policy, tried, served, level, families=[recipe_tried.family for recipe_tried in recipes]
         )
         if as_json:
             answer = {"schema_version": 1, "policy": policy.name, "alpha": policy.alpha}

@@ -57,7 +57,9 @@ def registry(
         raise UsageError("--history needs a name", where="prepare registry", hint="see --help")
     opened = open_asked(registry, load_settings(store))
     if name is None:
-        versions = [version for each in opened.names() for version in opened.versions(each)]
+        versions = [
+            version for model_name in opened.names() for version in opened.versions(model_name)
+        ]
     else:
         model = opened.existing(name)
         versions = list(model.versions)

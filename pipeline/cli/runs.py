@@ -79,17 +79,19 @@ def print_runs(store: Store, *, as_json: bool) -> None:
     from artifacts.run_record import read_run
     from prepare.store import RunFolders
 
-    found = []
+    reports = []
     for folder in RunFolders(store).all():
         try:
-            found.append(read_run(folder))
+            reports.append(read_run(folder))
         except StoreError as error:  # one damaged record must not hide the others
             print(f"left out: {error}", file=sys.stderr)
-    if not found and not as_json:
+    if not reports and not as_json:
         print(f"there is no run in {store.root} yet", file=sys.stderr)
         return
     if as_json:
-        print_json([r.model_dump(include={"run", "status", "exit_code", "seconds"}) for r in found])
+        print_json(
+            [r.model_dump(include={"run", "status", "exit_code", "seconds"}) for r in reports]
+        )
         return
     rows = [
         [
@@ -103,7 +105,7 @@ def print_runs(store: Store, *, as_json: bool) -> None:
             ),
             f"{report.seconds:.0f} s",
         ]
-        for report in found
+        for report in reports
     ]
     print_table(["run", "status", "checkpoint", "verdicts", "time"], rows)
 

@@ -135,7 +135,7 @@ def verdict_table(report: RunReport) -> Table:
     from artifacts.run_outcome import describe_weights
 
     table = Table(title=Text(title_of(report)), title_justify="left", box=box.SIMPLE_HEAD)
-    headings = next(list(gate.cells()) for each in report.variants for gate in each.gates)
+    headings = next(list(gate.cells()) for judged in report.variants for gate in judged.gates)
     for heading in headings:
         is_text = heading in ("gate", "verdict")
         table.add_column(
@@ -227,10 +227,10 @@ def print_stages(report: RunReport, store: Store, *, paths: bool = False) -> Non
     # Stages of one variant are adjacent.
     if firsts := {line.partition(": ")[0]: line for line in reversed(report.running)}:
         print(f"running: {log_line('; '.join(reversed(firsts.values())))}")
-    found = [
+    stages = [
         (stage, store.stage_folder(stage.stage, stage.key)) for stage in report.stages if stage.key
     ]
-    kept = [(stage, folder) for stage, folder in found if folder.is_dir()]
+    kept = [(stage, folder) for stage, folder in stages if folder.is_dir()]
     if kept:
         print("evidence:" if paths else f"evidence: {len(kept)} folders; --paths names them")
     for stage, folder in kept if paths else ():

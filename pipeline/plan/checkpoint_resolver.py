@@ -105,9 +105,9 @@ class Locator:
             checkpoints[variant.recipe.name] = source
             if variant.reference is None:
                 continue
-            found = self._find(variant.reference)
-            check_adopted_files(source, found)  # before weights are hashed
-            made = self._hash(self._trusted(found))
+            checkpoint = self._find(variant.reference)
+            check_adopted_files(source, checkpoint)  # before weights are hashed
+            made = self._hash(self._trusted(checkpoint))
             if made.digest == source.digest:
                 raise CheckpointError(
                     "the variant is the source itself",

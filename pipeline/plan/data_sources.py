@@ -82,16 +82,16 @@ class SourceResolver:
         identities = dict[str, QuestionSource]()
         for name, suite in policy.suites.items():
             try:
-                found = self.suite(name, suite)
-                identities[name] = found.identity
-                is_new = (suite.kind, found.identity) not in laid_out
+                source = self.suite(name, suite)
+                identities[name] = source.identity
+                is_new = (suite.kind, source.identity) not in laid_out
             except (EvaluationDataError, HubError, UsageError) as error:
                 yield error
                 continue
-            if not is_new or found.identity.kind != "folder" or found.folder is None:
+            if not is_new or source.identity.kind != "folder" or source.folder is None:
                 continue
             try:
-                self._check_questions(suite, found.identity, found.folder)
+                self._check_questions(suite, source.identity, source.folder)
             except EvaluationDataError as error:
                 yield error
         yield from _same_questions(policy, identities)
@@ -109,8 +109,8 @@ class SourceResolver:
         if self.eval_data is None:
             return
         kinds = [kind_of(suite) for suite in policy.suites.values() if _reads_folder(suite)]
-        read = {stem for each in kinds for stem in (each.folder_stem, each.examples_stem) if stem}
-        others = {each.other_stem for each in kinds if each.other_stem} - read
+        read = {stem for kind in kinds for stem in (kind.folder_stem, kind.examples_stem) if stem}
+        others = {kind.other_stem for kind in kinds if kind.other_stem} - read
         unread = [
             name
             for name in question_files(self.eval_data)
@@ -142,10 +142,10 @@ class SourceResolver:
 
         EvaluationDataError: as :meth:`suite`.
         """
-        found = {name: self.suite(name, suite) for name, suite in policy.suites.items()}
+        sources = {name: self.suite(name, suite) for name, suite in policy.suites.items()}
         return {
             name: source.clusters if policy.suites[name].cluster_by else source.questions
-            for name, source in found.items()
+            for name, source in sources.items()
         }
 
     def calibration(

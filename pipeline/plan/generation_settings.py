@@ -23,14 +23,14 @@ def resolve_generation(policy: Policy, model: ModelGeneration) -> Policy:
     """Return the policy with the model's settings, as far as valid."""
     suites = {}
     for name, suite in policy.suites.items():
-        found: dict[str, Any] = {"prompt_format": form_of(suite, model)}
+        resolved: dict[str, Any] = {"prompt_format": form_of(suite, model)}
         if isinstance(suite, Generation):
             sampling = model_sampling(model) if suite.sampling == "model" else ""
             if isinstance(sampling, Sampling):
-                found["sampling"] = sampling
+                resolved["sampling"] = sampling
             if suite.thinking in ("remove", "keep") and (markers := find_markers(model)):
-                found["thinking"] = markers.model_copy(update={"keep": suite.thinking == "keep"})
-        suites[name] = suite.model_copy(update=found)
+                resolved["thinking"] = markers.model_copy(update={"keep": suite.thinking == "keep"})
+        suites[name] = suite.model_copy(update=resolved)
     return policy.model_copy(update={"suites": suites})
 
 

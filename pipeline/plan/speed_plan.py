@@ -64,11 +64,11 @@ def find_speed_gates(
         key = f"policy key {ROLE}{speed_gate.name}"
         assert policy.speed is not None
         try:
-            found, where = load_workload(speed_gate.workload, policy.speed, profile)
+            named_workload, where = load_workload(speed_gate.workload, policy.speed, profile)
         except UsageError as error:
             place = f"{key}, workload {speed_gate.workload}"
             raise UsageError(error.message, where=place, hint=error.hint) from error
-        workload = apply_gate_rate(speed_gate, found)
+        workload = apply_gate_rate(speed_gate, named_workload)
         _check_load(speed_gate, workload, where, key)
         rule = build_rule(speed_gate, level, accelerator, workload, profile)
         check_workload(workload, where, max_length)
@@ -165,7 +165,9 @@ def pin_files(policy: Policy, accelerator: AcceleratorName | None) -> Policy:
     if policy.speed is None or not named:
         return policy
     own = policy.speed.workloads
-    pinned = {name: _pin_file(each) if name in named else each for name, each in own.items()}
+    pinned = {
+        name: _pin_file(workload) if name in named else workload for name, workload in own.items()
+    }
     speed = policy.speed.model_copy(update={"workloads": pinned})
     return policy.model_copy(update={"speed": speed})
 

@@ -50,9 +50,9 @@ def make_defaults(profile: ServingProfile, candidates: CandidateFile) -> TunedAr
 
     Kernels are then compiled.
     """
-    each = candidates.candidates.values()
-    moved = {subject_of(name) for one in each for name in one.engine_arguments}
-    switches = {name for one in each for name in one.environment}
+    known = candidates.candidates.values()
+    moved = {subject_of(name) for one in known for name in one.engine_arguments}
+    switches = {name for one in known for name in one.environment}
     environment = {n: value for n, value in profile.environment.items() if n not in switches}
     if COMPILES in switches and profile.accelerator == "cuda":
         environment[COMPILES] = "1"

@@ -123,8 +123,8 @@ def _question_faults(
 ) -> Iterator[PrepareError]:
     """Yield faults of questions, or an undecidable gate."""
     records = settings.open_store().records(QUESTIONS.name, leave_out_damaged=True)
-    made = [QUESTIONS.parameters_of(each.record) for each in known_of(records)]
-    missing = list(sources.faults(policy, [(each.kind, each.source) for each in made]))
+    made = [QUESTIONS.parameters_of(laid_out.record) for laid_out in known_of(records)]
+    missing = list(sources.faults(policy, [(laid_out.kind, laid_out.source) for laid_out in made]))
     yield from missing
     if not missing and not choices.asked.is_screening:  # without gates nothing is to be decided
         try:
@@ -174,8 +174,8 @@ def _registry_faults(choices: Choice, settings: Settings) -> Iterator[PrepareErr
 
 def refuse(faults: Iterable[PrepareError]) -> None:
     """Raise the faults as one error, if any."""
-    if (found := refusal(list(faults))) is not None:
-        raise found
+    if (refused := refusal(list(faults))) is not None:
+        raise refused
 
 
 def refusal(faults: Sequence[PrepareError]) -> PrepareError | None:

@@ -282,7 +282,7 @@ class OtherCopies:
                 except ValidationError:
                     return
             case {"event": "running", "stages": list(stages)}:
-                self._log.note_running([each for each in stages if isinstance(each, str)])
+                self._log.note_running([stage for stage in stages if isinstance(stage, str)])
             case _:
                 forward_progress(event, self._progress)
 
@@ -333,9 +333,9 @@ def _visible(value: Any) -> Any:
     if isinstance(value, str):
         return make_visible(value)
     if isinstance(value, list):
-        return [_visible(each) for each in value]
+        return [_visible(item) for item in value]
     if isinstance(value, dict):
-        return {key: _visible(each) for key, each in value.items()}
+        return {key: _visible(item) for key, item in value.items()}
     return value
 
 

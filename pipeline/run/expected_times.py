@@ -110,7 +110,9 @@ def _expected(measured: float | None, label: str, parameters: int, accelerator: 
 
 def _is_answered(spec: StageSpec, store: Store) -> bool:
     try:
-        inputs = all(store.find_current(each.stage, each.key) for each in spec.inputs.values())
+        inputs = all(
+            store.find_current(reference.stage, reference.key) for reference in spec.inputs.values()
+        )
         return bool(spec.stage == "evaluate" and inputs and is_answered(spec, store))
     except (PrepareError, OSError):
         return False  # damaged; `prepare model` says so when it needs it
@@ -162,7 +164,7 @@ def _like_models(
 ) -> dict[str, str]:
     """Return digests of similar checkpoints, as quantized and served."""
     source = checkpoint.recipe_source.digest
-    found = {checkpoint.digest: source, source: checkpoint.digest}
+    models = {checkpoint.digest: source, source: checkpoint.digest}
     for kept in records:
         if not isinstance(kept.parameters, CheckWeightsParameters):
             continue
@@ -170,5 +172,5 @@ def _like_models(
         if result.weights_bytes and result.size_ratio:
             ratio = result.weights_bytes / result.size_ratio / checkpoint.weights_bytes
             if abs(ratio - 1) <= LIKE_SIZE:
-                found.setdefault(kept.parameters.checkpoint, kept.parameters.checkpoint)
-    return found
+                models.setdefault(kept.parameters.checkpoint, kept.parameters.checkpoint)
+    return models

@@ -85,8 +85,8 @@ def run_choices(choices: Choice, run: Run, signer: Signer | None = None) -> Exit
     locator = Locator(
         choices.profile, settings, run.output_of, run.progress, checkpoints, trusts_code
     )
-    found = locator.all(choices)
-    checkpoint = describe_source(found.source)
+    located = locator.all(choices)
+    checkpoint = describe_source(located.source)
     run.log.update(checkpoint=checkpoint, registered_name=choices.name)
     known = early.preflight
     if known is None:  # a demo, which is made by now
@@ -96,18 +96,18 @@ def run_choices(choices: Choice, run: Run, signer: Signer | None = None) -> Exit
     # Without gates no attempt is made.
     run_id = "" if choices.asked.is_screening else run.log.run_id
     sizes = known.sizes if known is not None else {}
-    plan = make_plan(choices, found, settings, early.sources, run_id, sizes)
-    check_fitted(plan.policy, choices, found.source, early.sources)
+    plan = make_plan(choices, located, settings, early.sources, run_id, sizes)
+    check_fitted(plan.policy, choices, located.source, early.sources)
     check_plan(run.log.folder, plan, choices.node.kind(choices.profile.accelerator))
     if known is not None:
         refuse(known.disk_fault(PlanProgress(plan, run.store).made()))
     state = PlanProgress(plan, run.store)
     check_serving(state, run)
-    tell_expected_time(state, choices, run, found.source)
+    tell_expected_time(state, choices, run, located.source)
     if choices.asked.is_screening:
         if not is_main:
             return ExitCode.SUCCESS
-        size = found.source.weights_bytes
+        size = located.source.weights_bytes
         return compare_arms(Servers(run), state, size, ablate=choices.asked.ablate)
     memory = known.memory_to_make() if known is not None else 0
     copies = count_copies(plan, choices, run, memory)
@@ -152,7 +152,7 @@ def check_serving(state: PlanProgress, run: Run) -> None:
         return
     served = [SANITY.parameters_of(s) for s in planned if s.stage == SANITY.name]
     check_engine_arguments(
-        [(each.engine, each.serving) for each in served],
+        [(model.engine, model.serving) for model in served],
         run.python_of,
         run.settings.home / "accepted-arguments",
     )
@@ -166,11 +166,11 @@ def check_early(
     registers: bool = False,
 ) -> Survey:
     """Refuse in one error what would fail later."""
-    found = survey(choices, run.settings, run.progress, made, registers=registers)
-    for note in found.notes:
+    surveyed = survey(choices, run.settings, run.progress, made, registers=registers)
+    for note in surveyed.notes:
         run.progress.note(note)
-    refuse(found.faults)
-    return found
+    refuse(surveyed.faults)
+    return surveyed
 
 
 def promote_passed(plan: Plan, choices: Choice, run: Run, signer: Signer | None) -> ExitCode:

@@ -78,12 +78,12 @@ class PlanReport:
     whole_run: tuple[Expected, ...]  # of every stage, by the model's size
 
     def to_dict(self) -> dict[str, Any]:
-        found = self.checkpoint
+        checkpoint = self.checkpoint
         return {
             "schema_version": 1,
             "request": self.choices.asked.to_dict(),
             "resolved": self.choices.resolved().model_dump(mode="json"),
-            "checkpoint": found.to_dict() if found else None,
+            "checkpoint": checkpoint.to_dict() if checkpoint else None,
             "estimated_weights_bytes": self.weights_bytes,
             "stages": [asdict(stage) for stage in self.stages],
             "forms": self.forms,
@@ -179,10 +179,10 @@ def forecast(
             trusts_code = choices.asked.trust_remote_code
             known = choices.checkpoints
             locator = Locator(profile, settings, find_made, progress, known, trusts_code)
-            found = locator.all(choices)
-            checkpoint = found.source
+            located = locator.all(choices)
+            checkpoint = located.source
             sizes = preflight.sizes if preflight is not None else {}
-            plan = make_plan(choices, found, settings, sources, sizes=sizes)
+            plan = make_plan(choices, located, settings, sources, sizes=sizes)
             check_fitted(plan.policy, choices, checkpoint, sources)
             policy = plan.policy
             level = plan.trial.level
@@ -249,23 +249,25 @@ def _measured_noise(store: Store, machine: str) -> BlockNoise | None:
     free = 0
     for record in store.records(SPEED.name, leave_out_damaged=True):
         asked = SPEED.parameters_of(record)
-        found = SPEED.result_of(record)
+        result = SPEED.result_of(record)
         is_alike = asked.machine == machine and asked.rule.compares and asked.rule.starts == "fresh"
-        if is_alike and found.deviation is not None and found.units > 1:
-            squares += (found.units - 1) * found.deviation**2
-            free += found.units - 1
+        if is_alike and result.deviation is not None and result.units > 1:
+            squares += (result.units - 1) * result.deviation**2
+            free += result.units - 1
     return BlockNoise(math.sqrt(squares / free), free) if free >= MIN_NOISE_BLOCKS else None
 
 
 def _check_here(choices: Choice, settings: Settings, *, hash_all: bool) -> None:
     """Raise NotHereError for what must be fetched, or hashed slowly."""
-    variants = (each.reference for each in choices.adopted)
+    variants = (reference.reference for reference in choices.adopted)
     every = (choices.reference, draft_reference(choices.profile), *variants)
-    references = [each for each in every if each is not None]
-    hub = [each for each in references if each.kind == "hub"]
-    if missing := sum(bytes_to_download(each.name, each.revision) for each in hub):
+    references = [reference for reference in every if reference is not None]
+    hub = [reference for reference in references if reference.kind == "hub"]
+    if missing := sum(bytes_to_download(reference.name, reference.revision) for reference in hub):
         raise NotHereError(f"{decimal(missing)} to download first")
-    folders = (Path(each.name).expanduser() for each in references if each.kind == "folder")
+    folders = (
+        Path(reference.name).expanduser() for reference in references if reference.kind == "folder"
+    )
     size = settings.digests.bytes_to_hash([f for folder in folders for f in weight_files(folder)])
     if size > HASHED_BYTES and not hash_all:
         raise NotHereError(

@@ -78,8 +78,8 @@ class RecheckOutcome:
 
     @property
     def run(self) -> str | None:
-        found = self.report or self.refuted
-        return found.run if found else None
+        record = self.report or self.refuted
+        return record.run if record else None
 
     @property
     def exit_code(self) -> int:
@@ -146,8 +146,10 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     changed = past.deployable.differences(here)
     gates = frozenset(find_gates(request.remeasure, past.policy, profile.accelerator))
     if not changed and not request.force and not gates:
-        of_this = [each for each in rechecks_of(version) if each.tuple_digest == here.digest]
-        refuted = next((each for each in of_this if not each.stands), None)
+        of_this = [
+            recheck for recheck in rechecks_of(version) if recheck.tuple_digest == here.digest
+        ]
+        refuted = next((recheck for recheck in of_this if not recheck.stands), None)
         return RecheckOutcome(past, (), refuted=refuted)
     for change in changed:
         progress.note(f"changed: {change}")

@@ -96,22 +96,24 @@ class RunRecorder:
         if self._events is not None:
             self._events.write({"event": "stage", **stage.model_dump(mode="json")})
         with self._guard:
-            running = [each for each in self._report.running if each != ended]
+            running = [known for known in self._report.running if known != ended]
             stages = list(self._report.stages)
             # What another copy ran and we found finished is listed as "ran".
-            same = [each for each in stages if stage.key and each.key == stage.key]
-            if stage.status == "reused" and any(each.status == "ran" for each in same):
+            same = [known for known in stages if stage.key and known.key == stage.key]
+            if stage.status == "reused" and any(known.status == "ran" for known in same):
                 self.update(running=running)
                 return
             if stage.status == "ran":
-                stages = [each for each in stages if each not in same or each.status != "reused"]
+                stages = [
+                    known for known in stages if known not in same or known.status != "reused"
+                ]
             self.update(stages=[*stages, stage], running=running)
 
     def note_running(self, stages: Sequence[str]) -> None:
         if self._events is not None:
             self._events.write({"event": "running", "stages": list(stages)})
         with self._guard:
-            others = [each for each in self._report.running if each not in stages]
+            others = [running for running in self._report.running if running not in stages]
             self.update(running=[*others, *stages])
 
     def note_variant(self, variant: VariantReport) -> None:
@@ -143,8 +145,8 @@ class RunRecorder:
                 if is_free and (dead := read_run(self.folder)).status == "running":
                     self._held.push(tried.pop_all())
                     self.is_main = True
-                    known = {each.key for each in dead.stages if each.key}
-                    mine = [each for each in self._report.stages if each.key not in known]
+                    known = {stage.key for stage in dead.stages if stage.key}
+                    mine = [stage for stage in self._report.stages if stage.key not in known]
                     notes = [*dict.fromkeys([*dead.notes, *self._report.notes])]
                     self.update(stages=[*dead.stages, *mine], notes=notes, started=dead.started)
         return self.is_main

@@ -104,9 +104,9 @@ def run_tune(
     policy = gain_policy(choices.policy, served, request.workload)
     find_speed_gates(policy, served)
     try:
-        for name, each in candidates.candidates.items():
-            if each.accelerator in (None, profile.accelerator):
-                add_candidate(name, each, defaults)
+        for name, candidate in candidates.candidates.items():
+            if candidate.accelerator in (None, profile.accelerator):
+                add_candidate(name, candidate, defaults)
     except UsageError as error:
         where = f"--candidates {request.candidates}, key {error.where}"
         raise UsageError(error.message, where=where, hint=error.hint) from error
@@ -176,11 +176,11 @@ class Tuning:
             alpha=self.policy.alpha,
         )
         self._screen(self.defaults)
-        for name, found in self._candidates():
-            if isinstance(found, str):
-                self._screened(ScreeningReport(name=name, outcome="dropped", reason=found))
+        for name, candidate in self._candidates():
+            if isinstance(candidate, str):
+                self._screened(ScreeningReport(name=name, outcome="dropped", reason=candidate))
             else:
-                self._screen(found)
+                self._screen(candidate)
         if self._best == self.defaults:
             self._note(verdict="fail", reason="no screened candidate was faster than the defaults")
         else:
@@ -200,7 +200,7 @@ class Tuning:
                 yield name, error.message
 
     def _candidate(self, name: str, added: ServingCandidate | None) -> TunedArm | str:
-        found = TunedArm(name, self.profile)
+        candidate = TunedArm(name, self.profile)
         if added is not None:
             if added.accelerator not in (None, self.profile.accelerator):
                 return (
@@ -210,17 +210,17 @@ class Tuning:
             has = self.machine.compute_capability
             if needed is not None and has is not None and has < needed:
                 return f"needs compute capability {needed}, {self.machine.gpu} has {has}"
-            found = add_candidate(name, added, self._best)
-        if (drafts := found.profile.speculative) is not None and drafts.model is not None:
+            candidate = add_candidate(name, added, self._best)
+        if (drafts := candidate.profile.speculative) is not None and drafts.model is not None:
             return "it drafts by a model, and draft models are not tuned"
-        serving = found.serving(self.node)
+        serving = candidate.serving(self.node)
         best = self._best.serving(self.node)
         if serving == best:
-            overrides = fit_profile(found.profile, self.node).in_effect.values()
-            because = "; ".join(each.reason for each in overrides)
+            overrides = fit_profile(candidate.profile, self.node).in_effect.values()
+            because = "; ".join(one.reason for one in overrides)
             return f"here it is the same as '{self._best.name}'{f': {because}' * bool(because)}"
-        wanted, there = (count_gpus(each.engine_arguments) for each in (serving, best))
-        return found if wanted == there else f"it uses {wanted} GPUs and the defaults {there}"
+        wanted, there = (count_gpus(one.engine_arguments) for one in (serving, best))
+        return candidate if wanted == there else f"it uses {wanted} GPUs and the defaults {there}"
 
     def _screen(self, candidate: TunedArm) -> None:
         """Measure one start; record a candidate's failure, raise the defaults'."""
@@ -236,13 +236,13 @@ class Tuning:
         report = ScreeningReport(name=candidate.name, outcome="measured", arguments=arguments)
         try:
             self._measure(plan, replace(arm, stages=served, served=tuple(served)))
-            found = rule.evaluate(
+            finding = rule.evaluate(
                 self.servers.run.loads(spec), count_starts(spec, self.servers.run.store)
             )
-            rate = found.estimate
-            if found.state != "pass" or rate is None:
+            rate = finding.estimate
+            if finding.state != "pass" or rate is None:
                 raise ServingError(
-                    f"the load is no measurement: {found.why}",
+                    f"the load is no measurement: {finding.why}",
                     where=str(self.servers.run.store.stage_folder(spec.stage, spec.key)),
                     hint="give the workload other arrivals, more seconds, or another hit_rate",
                 )
@@ -270,16 +270,18 @@ class Tuning:
         (arm,) = plan.variants
         self._measure(plan, arm)
         (spec,) = (spec for spec in arm.stages.values() if spec.stage == SPEED.name)
-        found = judge_confirmed(self.servers.run.find_finished(spec), self.servers.run.loads(spec))
+        confirmation = judge_confirmed(
+            self.servers.run.find_finished(spec), self.servers.run.loads(spec)
+        )
         self._note(
             winner=winner.name,
             trial=plan.trial,
-            confirmation=found,
+            confirmation=confirmation,
             stage=spec.key,
-            verdict=found.verdict,
-            reason=found.reason,
+            verdict=confirmation.verdict,
+            reason=confirmation.reason,
         )
-        if found.verdict != "pass":
+        if confirmation.verdict != "pass":
             return
         log = self.servers.run.log
         text = self._tuned(winner)
@@ -326,7 +328,7 @@ class Tuning:
                 "summary": f"{winner.profile.summary}; {gain}",
                 "gpu_name_contains": [],
                 "starts": self.profile.starts,
-                "workloads": {name: named_in_full(each) for name, each in workloads},
+                "workloads": {name: named_in_full(workload) for name, workload in workloads},
             }
         )
         plain = tuned.model_dump(mode="json", exclude_defaults=True)

@@ -57,8 +57,8 @@ def run(context: StageContext[AdoptParameters, AdoptRuntime]) -> QuantizeResult:
                 shutil.copyfile(source, place)
             else:
                 link(source, place)
-            found = digest_file(place)
-        if found != digest:
+            present = digest_file(place)
+        if present != digest:
             raise StageError(
                 "a file of the weights changed while it was read",
                 where=str(source),

@@ -195,7 +195,7 @@ class AttemptLedger:
     def check_allowed(self, trial: Trial) -> None:
         """Raise UsageError if the trial is new and no attempt is left."""
         earlier = self.attempts(trial.baseline)
-        if not any(trial.is_of(each.trial) for each in earlier):
+        if not any(trial.is_of(attempt.trial) for attempt in earlier):
             self._refuse_more(trial, earlier)
 
     def begin(
@@ -210,8 +210,8 @@ class AttemptLedger:
         folder = self._folder(trial.baseline)
         while True:
             earlier = self.attempts(trial.baseline)
-            same = [each for each in earlier if trial.is_of(each.trial)]
-            if same and max(each.measured.get(gate, 1) for each in same) >= number:
+            same = [earlier_one for earlier_one in earlier if trial.is_of(earlier_one.trial)]
+            if same and max(earlier_one.measured.get(gate, 1) for earlier_one in same) >= number:
                 return
             self._refuse_more(trial, earlier)
             measured = dict(same[-1].measured) if same else {}
@@ -225,31 +225,31 @@ class AttemptLedger:
             )
             content = attempt.model_dump_json(indent=1).encode()
             with raise_as(StoreError, "the attempt cannot be recorded", self._attempts):
-                for each in (self._root, self._attempts, folder):
-                    make_folder(each)
+                for earlier_one in (self._root, self._attempts, folder):
+                    make_folder(earlier_one)
                 # If two runs begin at the same time, one gets the number.
                 if create_exclusively(folder / f"{attempt.number:06d}.json", content):
                     return
 
     def attempts(self, baseline: dict[str, str]) -> list[Attempt]:
-        found: list[Attempt] = []
+        attempts: list[Attempt] = []
         for path in sorted(self._folder(baseline).glob("[!.]*.json")):
             message = "a record of the attempt ledger cannot be read"
             kinds = (OSError, ValueError)
             with raise_as(StoreError, message, path, RESTORE, errors=kinds):
-                found.append(read_record(path, Attempt))
-                if found[-1].number != len(found):
-                    raise ValueError(f"the record of attempt {len(found)} is gone")
-        return found
+                attempts.append(read_record(path, Attempt))
+                if attempts[-1].number != len(attempts):
+                    raise ValueError(f"the record of attempt {len(attempts)} is gone")
+        return attempts
 
     def history(self, trial: Trial) -> History:
         """Return what was judged before this trial, and its number."""
         earlier = self.attempts(trial.baseline)
-        own = [each.number for each in earlier if trial.is_of(each.trial)]
+        own = [attempt.number for attempt in earlier if trial.is_of(attempt.trial)]
         number = own[0] if own else len(earlier) + 1
-        before = [each.trial.models for each in earlier if each.number < number]
+        before = [attempt.trial.models for attempt in earlier if attempt.number < number]
         variants = set[str]().union(*before) - trial.models
-        latest = {digest_json(each.trial.model_dump()): each.measured for each in earlier}
+        latest = {digest_json(attempt.trial.model_dump()): attempt.measured for attempt in earlier}
         return History(
             attempt=number,
             variants=len(variants),
@@ -258,8 +258,8 @@ class AttemptLedger:
 
     def latest_repeat(self, trial: Trial, gate: str) -> tuple[int, set[str]]:
         """Return the number of a gate's latest measurement, and the run ids that began it."""
-        same = [each for each in self.attempts(trial.baseline) if trial.is_of(each.trial)]
-        begun = [(each.measured.get(gate, 1), each.run) for each in same]
+        same = [attempt for attempt in self.attempts(trial.baseline) if trial.is_of(attempt.trial)]
+        begun = [(attempt.measured.get(gate, 1), attempt.run) for attempt in same]
         latest = max((number for number, _ in begun), default=1)
         return latest, {run for number, run in begun if number == latest}
 

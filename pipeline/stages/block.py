@@ -369,7 +369,11 @@ def measure_loads(
             )
         except ServingError as error:
             named = [server for arm, (_, server) in servers.items() if arm == error.where]
-            logs = {each.server_log for each in named or [each for _, each in servers.values()]}
+            logs = {
+                endpoint_facts.server_log
+                for endpoint_facts in named
+                or [endpoint_facts for _, endpoint_facts in servers.values()]
+            }
             lost = ArmLostError(
                 error.message,
                 where=", ".join(sorted(logs)),

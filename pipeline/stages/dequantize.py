@@ -51,11 +51,13 @@ def run(context: StageContext[DequantizeParameters, DequantizeRuntime]) -> Dequa
         output=output,
     )
     made = read_folder(output)
-    expected, found = (
-        {name: (tensor.shape, tensor.dtype) for name, tensor in each.tensors.items()}
-        for each in (dequantized(read_folder(source.path)), made)
+    expected, written = (
+        {name: (tensor.shape, tensor.dtype) for name, tensor in checkpoint.tensors.items()}
+        for checkpoint in (dequantized(read_folder(source.path)), made)
     )
-    wrong = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
+    wrong = sorted(
+        name for name in {*expected, *written} if expected.get(name) != written.get(name)
+    )
     if wrong or made.format is not None:
         raise StageError(
             f"the conversion to 16 bits is not complete: '{(wrong or ['config.json'])[0]}' differs "
@@ -63,4 +65,4 @@ def run(context: StageContext[DequantizeParameters, DequantizeRuntime]) -> Dequa
             where=str(output),
             hint="start from the 16-bit checkpoint, if there is one",
         )
-    return DequantizeResult(tensors=len(found), **facts)
+    return DequantizeResult(tensors=len(written), **facts)

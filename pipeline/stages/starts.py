@@ -99,31 +99,31 @@ class StartLedger:
 
     def starts(self) -> list[ServerStart]:
         """Return all starts by number."""
-        found: list[ServerStart] = []
+        starts: list[ServerStart] = []
         for path in sorted(self._folder.glob("[!.]*.json")):
             with raise_as(StoreError, UNREADABLE, path, RESTORE, errors=(OSError, ValueError)):
                 start = read_record(path, ServerStart)
-                found.append(start)
-                if start.number != len(found):
-                    raise ValueError(f"the record of start {len(found)} is gone")
-        return found
+                starts.append(start)
+                if start.number != len(starts):
+                    raise ValueError(f"the record of start {len(starts)} is gone")
+        return starts
 
     def count(self, measurement: str = "") -> StartCount:
         """Count the starts that have an end; of one measurement, or all."""
-        starts = [each for each in self.starts() if each.state in ("ready", "failed")]
-        first = next((n for n, each in enumerate(starts) if each.was_ready), len(starts))
+        starts = [start for start in self.starts() if start.state in ("ready", "failed")]
+        first = next((n for n, start in enumerate(starts) if start.was_ready), len(starts))
         early = starts[:first]
         counted = starts[first:]
         if measurement:
             early = []
-            counted = [each for each in starts if measurement in each.measurements]
-        failed = [each for each in counted if each.state == "failed"]
+            counted = [start for start in starts if measurement in start.measurements]
+        failed = [start for start in counted if start.state == "failed"]
         return StartCount(
             tried=len(counted),
             failed=len(failed),
             early=len(early),
-            why=next((each.why for each in reversed([*early, *failed])), ""),
-            is_ours=all(each.is_ours for each in starts),
+            why=next((start.why for start in reversed([*early, *failed])), ""),
+            is_ours=all(start.is_ours for start in starts),
         )
 
     def _path(self, number: int) -> Path:

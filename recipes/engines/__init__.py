@@ -39,7 +39,7 @@ def find_engine(name: str) -> Engine:
     Raises ValueError with the known ones, UsageError if it cannot be loaded.
     """
     try:
-        found: type[Engine] = load_class(ENGINES, name, Engine)
+        kind: type[Engine] = load_class(ENGINES, name, Engine)
     except LookupError as error:
         raise ValueError(f"the engine {error}") from None
-    return found()
+    return kind()

@@ -169,8 +169,10 @@ class Engine(Protocol):
 
     def facts_in(self, log: str) -> dict[str, str]:
         """Return the facts in a log, each with its distinct values."""
-        found = {fact: re.findall(pattern, log) for fact, pattern in self.facts.items()}
-        return {fact: ", ".join(dict.fromkeys(each)) for fact, each in found.items() if each}
+        matches = {fact: re.findall(pattern, log) for fact, pattern in self.facts.items()}
+        return {
+            fact: ", ".join(dict.fromkeys(values)) for fact, values in matches.items() if values
+        }
 
 
 def options(arguments: Mapping[str, Any]) -> Iterator[str]:

@@ -62,12 +62,12 @@ class SlurmLauncher:
         """Return elements by state, or one's state."""
         jobs = f"--jobs={job or self._job}"
         command = ["squeue", jobs, "--array", "--states=all", "-h", "--format=%T"]
-        found = subprocess.run(
+        answer = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
         )
-        if found.returncode and "Invalid job id" not in found.stderr:  # else Slurm forgot it
+        if answer.returncode and "Invalid job id" not in answer.stderr:  # else Slurm forgot it
             return "unknown"  # the controller does not answer: no element is known to be over
-        states = Counter(state for state in found.stdout.split() if state not in OVER)
+        states = Counter(state for state in answer.stdout.split() if state not in OVER)
         return ", ".join(f"{number} {state.lower()}" for state, number in sorted(states.items()))
 
     def close(self) -> None:
