@@ -95,6 +95,12 @@ SIGN = Option(
     "--sign",
     "Sign what is registered, with $PREPARE_PRIVATE_KEY or the key of the settings file.",
 )
+KV = Option(
+    "--kv",
+    "Formats of the KV cache, by the engine's names, separated by commas; repeatable. Each "
+    "variant's weights are served with each, as a separate variant. Default: the profile's.",
+    metavar="FORMAT[,FORMAT]",
+)
 REMEASURE = Option(
     "--remeasure",
     "Measure this gate again though it is over: a suite, or a gate on speed such as ratio.chat. "
@@ -183,6 +189,7 @@ class ModelRequest(CommandRequest):
     recipes: tuple[str, ...] = option(RECIPE, ())
     variants: tuple[str, ...] = option(VARIANT, ())
     served_variants: tuple[str, ...] = option(SERVED_VARIANT, ())
+    kv: tuple[str, ...] = option(KV, ())
     profile: str = option(PROFILE, "auto")
     policy: str | None = option(POLICY, None)
     name: str | None = option(NAME, None)

@@ -80,6 +80,9 @@ def screened_rows(screened: Sequence[ScreenedModel]) -> list[dict[str, str]]:
             {
                 "variant": arm.name,
                 "weights": decimal(arm.weights_bytes) if arm.weights_bytes else "",
+                "KV cache": arm.cache.get("kv_cache", ""),
+                "bytes a token": arm.cache.get("kv_bytes_a_token", ""),
+                "KV tokens": arm.cache.get("kv_cache_tokens", ""),
                 "tokens kept": cells.get("score", ""),
                 "lost, points": cells.get("difference, points", ""),
                 "nats a token lost": cells.get("nats a token lost", ""),

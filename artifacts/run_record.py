@@ -61,6 +61,9 @@ class ScreenedModel(Record):
     output_tokens_per_s: float | None = Field(None, description="of one load; no evidence")
     stages: dict[str, str] = Field({}, description="keys of what was measured, by stage")
     reason: str = Field("", description="why it was not measured")
+    cache: dict[str, str] = Field(
+        {}, description="what its engine says of its KV cache: format, bytes a token, tokens"
+    )
     is_part: bool = Field(
         False, description="of `--ablate`: what a variant's weights or its KV cache cost alone"
     )

@@ -216,12 +216,17 @@ def adopt_stage(recipe: Recipe, source: str, checkpoint: Checkpoint, store: Path
     )
 
 
-def served_profile(profile: ServingProfile, recipe: Recipe) -> ServingProfile:
-    """Return the profile with the recipe's engine arguments."""
+def served_profile(
+    profile: ServingProfile, recipe: Recipe, kv_format: str | None = None
+) -> ServingProfile:
+    """Return the profile with the recipe's engine arguments, and its KV cache of `--kv`."""
     quantization = recipe.quantization
-    if not isinstance(quantization, AdoptedQuantization) or not quantization.served_with:
-        return profile
-    return profile.serve_with(quantization.served_with)
+    arguments: dict[str, EngineValue] = {}
+    if isinstance(quantization, AdoptedQuantization):
+        arguments |= quantization.served_with or {}
+    if kv_format is not None:
+        arguments[KV_DTYPE] = kv_format
+    return profile.serve_with(arguments) if arguments else profile
 
 
 def with_facts(

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
-from pipeline.plan.adopted_variants import adopt_stage, served_profile, with_facts
+from pipeline.plan.adopted_variants import adopt_stage, with_facts
 from pipeline.plan.build import Builder
 from pipeline.plan.checkpoint_resolver import Located
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION, SourceResolver
@@ -97,7 +97,7 @@ class ModelPlanner:
 
     def _arm(self, recipe: Recipe) -> Arm:
         is_baseline = recipe.family == "baseline"
-        profile = served_profile(self.profile, recipe)
+        profile = self.profile if is_baseline else self.choices.profile_of(recipe)
         drafter = self.found.draft
         draft = drafter.digest if drafter and not is_baseline else None
         arguments = ServingArguments.of(profile, is_baseline=is_baseline, draft=draft)
@@ -184,7 +184,11 @@ class ModelPlanner:
             QuantizeRuntime(
                 checkpoint=self.checkpoint.recipe_source.place,
                 environment=environment,
-                recipe=recipe.model_dump(mode="json"),
+                # Several variants may share these weights.
+                recipe={
+                    **recipe.model_dump(mode="json"),
+                    "name": self.choices.weights_name(recipe.name),
+                },
                 calibration_file=str(file) if file else None,
                 needs_hub=quantization.calibration is not None and file is None,
             ),

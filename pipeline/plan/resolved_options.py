@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.suites.suite_kind import refuse_untried, without_uncontained
 from pipeline.environments.definition import LOAD_GENERATOR, Accelerator, define
 from pipeline.environments.settings import Settings
-from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_variant
+from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_variant, served_profile
 from pipeline.plan.compare import screening_policy
 from pipeline.plan.serving_profile import choose_profile, draft_reference, refuse_unfit
 from pipeline.plan.speed_plan import find_speed_gates
@@ -27,11 +28,14 @@ from recipes.checkpoints.known_checkpoints import Checkpoints
 from recipes.checkpoints.reference import CheckpointReference, parse_reference
 from recipes.checkpoints.source_info import public_name
 from recipes.engines import find_engine
+from recipes.engines.engine import KV_DTYPE
 from recipes.policy import Policy
 from recipes.quantization import check_worker
 from recipes.quantizers.adopted import AdoptedQuantization
 from recipes.schema import AcceleratorName, Recipe, ServingProfile
 
+_FORMAT = re.compile(r"[a-z0-9]\w{0,39}")
+PAIRS_NOTE = "each variant's own, which ends its name (--kv)"
 DEFAULT_RECIPES = ("fp8-dynamic", "awq-w4a16")
 
 
@@ -49,12 +53,22 @@ class Choice:
     eval_data: Path | None = None
     remeasured: tuple[str, ...] = ()  # gates that are measured again though they are finished
     adopted: tuple[AdoptedVariant, ...] = ()  # those of `recipes` that are not quantized here
+    kv_formats: Mapping[str, str] = field(default_factory=dict)  # of `--kv`, by recipe's name
     left_out: tuple[str, ...] = ()  # suites that are not run, with the reason
     checkpoints: Checkpoints = field(default_factory=Checkpoints, compare=False)  # read so far
 
     @property
     def baseline(self) -> Recipe:
         return catalog.load_recipe(catalog.BASELINE)
+
+    def profile_of(self, recipe: Recipe) -> ServingProfile:
+        """Return the profile that the variant is served by."""
+        return served_profile(self.profile, recipe, self.kv_formats.get(recipe.name))
+
+    def weights_name(self, name: str) -> str:
+        """Return the variant's name without its KV cache: pairs of one name share their weights."""
+        kv_format = self.kv_formats.get(name)
+        return name.removesuffix(kv_suffix(kv_format)) if kv_format else name
 
     @property
     def level(self) -> float:
@@ -88,7 +102,7 @@ class Choice:
             name=self.name,
             gpus_a_copy=profile.gpus_a_copy,
             cpu_overrides={name: each.reason for name, each in profile.in_effect.items()},
-            kv_cache_note=profile.kv_cache_note,
+            kv_cache_note=PAIRS_NOTE if self.kv_formats else profile.kv_cache_note,
             speculation=speculative.words(profile.engine) if speculative else "",
         )
 
@@ -131,7 +145,17 @@ def choose(
     )
     default = () if adopted else default_recipes
     recipe_names = tuple(dict.fromkeys(request.recipes or default))
-    recipes = (*map(load_made_recipe, recipe_names), *(each.recipe for each in adopted))
+    formats = read_kv_formats(request.kv)
+    made = [load_made_recipe(recipe_name) for recipe_name in recipe_names]
+    adopted = tuple(
+        replace(variant, recipe=recipe)
+        for variant in adopted
+        for recipe in with_kv_formats(variant.recipe, formats)
+    )
+    recipes = (
+        *(pair for recipe in made for pair in with_kv_formats(recipe, formats)),
+        *(variant.recipe for variant in adopted),
+    )
     names = [recipe.name for recipe in recipes]
     for recipe in recipes:
         if names.count(recipe.name) > 1:
@@ -177,9 +201,50 @@ def choose(
         eval_data=eval_data,
         remeasured=remeasured,
         adopted=adopted,
+        kv_formats={
+            recipe.name: kv_format
+            for recipe in recipes
+            for kv_format in formats
+            if recipe.name.endswith(kv_suffix(kv_format))
+        },
         left_out=tuple(left_out),
         checkpoints=checkpoints,
     )
+
+
+def read_kv_formats(asked: Sequence[str]) -> tuple[str, ...]:
+    """Return the formats of `--kv`, by the engine's names; UsageError if one is no word."""
+    words = [word.strip().replace("-", "_") for text in asked for word in text.split(",")]
+    unfit = [word for word in words if not _FORMAT.fullmatch(word)]
+    if unfit:
+        raise UsageError(
+            f"'{unfit[0]:.80}' is no format of a KV cache",
+            where="--kv",
+            hint="give the engine's names, such as --kv fp8,auto",
+        )
+    return tuple(dict.fromkeys(words))
+
+
+def kv_suffix(kv_format: str) -> str:
+    """Return the end of the name of a variant with this KV cache."""
+    return f".kv-{kv_format.replace('_', '-')}"
+
+
+def with_kv_formats(recipe: Recipe, formats: Sequence[str]) -> list[Recipe]:
+    """Return the recipe's pairs of weights and KV cache; itself without formats.
+
+    UsageError: the variant's own arguments name a format.
+    """
+    if not formats:
+        return [recipe]
+    if KV_DTYPE in getattr(recipe.quantization, "served_with", {}):
+        raise UsageError(
+            f"the arguments of '{recipe.name}' and --kv both name a format of its KV cache",
+            where="--kv",
+            hint=f"leave --{KV_DTYPE} out of the variant's arguments",
+        )
+    names = [f"{recipe.name}{kv_suffix(kv_format)}" for kv_format in formats]
+    return [recipe.model_copy(update={"name": name}) for name in names]
 
 
 def refuse_undefined(recipes: Sequence[Recipe], profile: ServingProfile) -> None:

@@ -107,7 +107,7 @@ def answer(
     recipes = [each for each in choices.recipes if is_open or each.name in adopted]
     known = choices.checkpoints
     draft_bytes = read_draft_bytes(profile, settings, known) if profile else 0
-    site = Gpus.of(model, gpu, gpus, profile, context, draft_bytes)
+    site = Gpus.of(model, gpu, gpus, profile, context, draft_bytes, choices.kv_formats)
     weights = variants_of(source, [choices.baseline, *recipes], adopted)
     fixed = request.gpus_a_copy or (profile and profile.gpus_a_copy)
     fits = site.fits(weights, [fixed] if fixed else divisors(gpus))
@@ -162,7 +162,10 @@ def spread_over_gpus(choices: Choice, settings: Settings) -> Choice:
             pass
         else:
             draft_bytes = read_draft_bytes(profile, settings, choices.checkpoints)
-            site = Gpus.of(model, gpu, machine.gpus, profile, draft_bytes=draft_bytes)
+            pairs = choices.kv_formats
+            site = Gpus.of(
+                *(model, gpu, machine.gpus, profile), draft_bytes=draft_bytes, kv_formats=pairs
+            )
             recipes = [choices.baseline, *choices.recipes]
             weights = variants_of(model.source, recipes, choices.headers)
             fits = site.fits(weights, [fixed] if fixed else divisors(machine.gpus))

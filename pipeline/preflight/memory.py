@@ -110,12 +110,19 @@ class EngineSettings:
     context: int | None
     element_bytes: float  # of variants' cache
     baseline_element_bytes: float
+    own_element_bytes: Mapping[str, float]  # of variants with a KV cache of their own
     expert_parallel: bool | None = None  # None: not set, so that a plan may switch it on
 
     @classmethod
-    def of(cls, gpu: GpuType, profile: ServingProfile | None) -> EngineSettings:
+    def of(
+        cls,
+        gpu: GpuType,
+        profile: ServingProfile | None,
+        kv_formats: Mapping[str, str] | None = None,
+    ) -> EngineSettings:
         """Read the profile, or take vLLM's defaults and an FP8 cache if supported.
 
+        `kv_formats` are those of variants that do not have the profile's.
         UsageError: no profile for GPUs.
         """
         if profile is not None and profile.accelerator != "cuda":
@@ -148,8 +155,18 @@ class EngineSettings:
             context=arguments.get("max-model-len"),
             element_bytes=_element_bytes(kinds[0], model_bytes),
             baseline_element_bytes=_element_bytes(kinds[1], model_bytes),
+            own_element_bytes={
+                name: _element_bytes(kv_format, model_bytes)
+                for name, kv_format in (kv_formats or {}).items()
+            },
             expert_parallel=experts if isinstance(experts, bool) else None,
         )
+
+    def element_bytes_of(self, variant: str, *, is_baseline: bool) -> float:
+        """Return the bytes of an element of the model's cache."""
+        if is_baseline:
+            return self.baseline_element_bytes
+        return self.own_element_bytes.get(variant, self.element_bytes)
 
     def reserve_bytes(self, shape: ModelShape, gpus: int) -> int:
         """Estimate each GPU's bytes besides weights and cache."""
@@ -197,6 +214,7 @@ class Gpus:
         profile: ServingProfile | None,
         context: int | None = None,
         draft_bytes: int = 0,
+        kv_formats: Mapping[str, str] | None = None,
     ) -> Gpus:
         """Read the settings; the context is the profile's limit, or the model's.
 
@@ -209,7 +227,7 @@ class Gpus:
                 where=f"--context {context}",
                 hint=f"give at most {model.shape.context}",
             )
-        engine = EngineSettings.of(gpu, profile)
+        engine = EngineSettings.of(gpu, profile, kv_formats)
         longest = min(model.shape.context, engine.context or model.shape.context)
         return cls(model, gpu, number, engine, context or longest, draft_bytes)
 
@@ -251,7 +269,7 @@ class Gpus:
         reserve = engine.reserve_bytes(model.shape, gpus)
         usable = int(self.gpu.memory_bytes * engine.utilization)
         left = usable - held - reserve
-        size = engine.baseline_element_bytes if is_baseline else engine.element_bytes
+        size = engine.element_bytes_of(variant, is_baseline=is_baseline)
         one = sequence_bytes(
             *(model.layers, self.context, size),
             gpus=gpus,
@@ -297,7 +315,7 @@ class Gpus:
     ) -> str:
         """Return a shorter context or another number of GPUs."""
         found = []
-        size = self.engine.baseline_element_bytes if is_baseline else self.engine.element_bytes
+        size = self.engine.element_bytes_of(variant, is_baseline=is_baseline)
         token = sum(layer.token_bytes(size, gpus) for layer in self.model.layers)
         if token and left > 0 and (short := int(left / token * 0.9) // 16 * 16) < self.context:
             found += [f"set max-model-len to at most {short}"] * (short > 0)

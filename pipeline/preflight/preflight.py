@@ -51,6 +51,7 @@ from recipes.checkpoints.dequantized_source import dequantized
 from recipes.checkpoints.folder import context_length
 from recipes.checkpoints.tokenizer_file import TOKENIZER, added_tokens
 from recipes.checkpoints.variant_size import VariantWeights
+from recipes.engines import find_engine
 from recipes.schema import Recipe, ServingProfile
 from recipes.traffic_file import check_workload
 
@@ -99,6 +100,7 @@ class Preflight:
                 find_serving_fault(choice, self.weights[choice.name], self.profile, features)
                 for choice in self._to_make
             ),
+            *self._of_kv_formats(),
             *self._of_gpu_memory(),
             *self._of_memory(),
             *self._of_asking(),
@@ -110,8 +112,8 @@ class Preflight:
 
         `stored` variants exist. `download` is the checkpoint's bytes on the same disk.
         """
-        to_make = {
-            name: made.bytes + SMALL_FILES_BYTES
+        to_make = {  # variants that differ by their KV cache alone share their weights
+            self.choices.weights_name(name): made.bytes + SMALL_FILES_BYTES
             for name, made in self.weights.items()
             if name not in self.made.union(stored, [catalog.BASELINE])
         }
@@ -208,6 +210,20 @@ class Preflight:
         for recipe in self._to_make:
             yield from calibration_faults(recipe, source.generation)
 
+    def _of_kv_formats(self) -> Iterator[PrepareError]:
+        """Yield formats of `--kv` that the engine lacks on this CPU."""
+        if self.profile.accelerator != "cpu":
+            return
+        engine = find_engine(self.profile.engine)
+        features = self.choices.node.cpu_features
+        for kv_format in dict.fromkeys(self.choices.kv_formats.values()):
+            if lack := engine.lacks(features, kv_format):
+                yield UsageError(
+                    lack,
+                    where=f"--kv {kv_format}",
+                    hint="leave the format out, or name another profile",
+                )
+
     def _of_gpu_memory(self) -> Iterator[PrepareError]:
         """Yield models that GPUs cannot divide or hold."""
         profile = self.profile
@@ -225,7 +241,11 @@ class Preflight:
                     hint="choose a number that divides them, with --gpus-a-copy",
                 )
             return
-        site = Gpus.of(model, gpu, together, profile, draft_bytes=self.draft_bytes)
+        site = Gpus.of(
+            *(model, gpu, together, profile),
+            draft_bytes=self.draft_bytes,
+            kv_formats=self.choices.kv_formats,
+        )
         for fit in site.fits(self.weights, [together]):
             if fit.answer == "does not fit":
                 name = self.machine.gpu if gpu.name == "this-gpu" else gpu.name

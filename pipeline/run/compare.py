@@ -6,6 +6,7 @@ baseline's weights with the variant's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from artifacts.run_record import ScreenedModel
@@ -16,11 +17,16 @@ from pipeline.plan.compare import kv_dtype, screening_stages, with_kv_dtype
 from pipeline.plan.plan import MAKING, Arm
 from pipeline.plan.progress import PlanProgress
 from pipeline.run.pieces import ArmPieces
+from pipeline.run.run import Run
 from pipeline.run.servers import Servers
 from pipeline.run.work import work_off
 from pipeline.stages.attempts import AttemptLedger, Counted
+from pipeline.stages.sanity import SANITY
 from pipeline.stages.speed import ROLE, SPEED
 from prepare.errors import ExitCode, PrepareError, ServingError
+from prepare.stage import StageSpec
+
+CACHE_FACTS = ("kv_cache", "kv_bytes_a_token", "kv_cache_tokens")
 
 
 def compare_arms(
@@ -105,8 +111,18 @@ def compare_with_baseline(servers: Servers, state: PlanProgress, arm: Arm) -> Sc
         name=name,
         effect=measure_effect(scores, nats, plan.policy.alpha),
         output_tokens_per_s=rate,
+        cache=cache_of(run, stages),
         stages={role: spec.key for role, spec in stages.items()},
     )
+
+
+def cache_of(run: Run, stages: Mapping[str, StageSpec]) -> dict[str, str]:
+    """Return what the arm's server says of its KV cache; {} of a part of an ablation."""
+    if (spec := stages.get(SANITY.name)) is None:
+        return {}
+    server = SANITY.result_of(run.find_finished(spec)).server
+    told = server.__pydantic_extra__ or {}
+    return {fact: told[fact] for fact in CACHE_FACTS if fact in told}
 
 
 def measure_arm(servers: Servers, state: PlanProgress, arm: Arm) -> None:

@@ -62,9 +62,10 @@ class KvReport(Record):
     layers: dict[str, LayerCache] = Field(min_length=1, max_length=10_000)
 
     def facts(self) -> dict[str, str]:
-        """Return the facts that a tuple records."""
+        """Return the facts of the server; a tuple records all but the bytes."""
         layers = self.layers.values()
         return {
+            "kv_bytes_a_token": f"{sum(layer.bytes for layer in layers):g}",
             "kv_cache": self.form,
             "kv_scales": self._scales(),
             "attention": ", ".join(dict.fromkeys(layer.backend for layer in layers)),

@@ -17,7 +17,10 @@ from recipes.engines.engine import (
     LaunchSpec,
     options,
 )
+from recipes.engines.kv_report import PLAIN
 
+# From v1/attention/backends/cpu_attn.py of 0.32.
+CPU_CACHES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 # Methods of transformers that vLLM does not have.
 UNKNOWN = (
     *("aqlm", "bitnet", "bitsandbytes", "eetq", "fouroversix", "gguf", "higgs", "hqq", "metal"),
@@ -291,6 +294,9 @@ class Vllm(Engine):
             return "this CPU has no AVX2, without which vLLM does not serve on a CPU"
         if kv_cache_dtype.startswith("fp8") and "avx512f" not in features:
             return f"vLLM has no KV cache of type {kv_cache_dtype} on a CPU without AVX-512"
+        if kv_cache_dtype not in (*CPU_CACHES, *PLAIN):
+            known = ", ".join(CPU_CACHES)
+            return f"vLLM's attention on a CPU has no KV cache of type {kv_cache_dtype}: {known}"
         return ""
 
     def cannot_load(self, config: Mapping[str, Any], accelerator: str) -> str:

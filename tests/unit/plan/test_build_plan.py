@@ -16,6 +16,7 @@ from pipeline.plan.model_plan import make_plan
 from pipeline.preflight.survey import survey
 from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.quantize import QUANTIZE
 from prepare.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("programs")
@@ -79,3 +80,66 @@ class TestPlan:
         asked = EVALUATE.parameters_of(plan.variants[0].stages["logs"])
         assert asked.min_values == least
         assert asked.rule is not None
+
+
+def quiz(folder: Path) -> str:
+    file = folder / "quiz.yaml"
+    suite = "{kind: mmlu, sources: [builtin], margins: {fp8: 0.3}}"
+    file.write_text(f"name: quiz\nsummary: s\nsuites:\n  quiz: {suite}\n")
+    return str(file)
+
+
+class TestPairsOfWeightsAndKvCache:
+    def test_they_share_weights_and_differ_in_all_that_is_served(
+        self, checkpoints: Checkpoints, settings: Settings, tmp_path: Path
+    ) -> None:
+        checkpoints.write()
+        asked = {"recipes": ("fp8-dynamic",), "policy": quiz(tmp_path)}
+        choices = checkpoints.choices(**asked, kv=("fp8,auto", "fp8-e5m2"))
+        names = [f"fp8-dynamic.kv-{name}" for name in ("fp8", "auto", "fp8-e5m2")]
+        assert [recipe.name for recipe in choices.recipes] == names
+        found = survey(choices, settings, Listener())
+        located = Located(checkpoints.located(choices))
+        plan = make_plan(choices, located, settings, found.sources)
+        formats = [arm.identity.serving.engine_arguments["kv-cache-dtype"] for arm in plan.arms]
+        assert formats == ["auto", "fp8", "auto", "fp8_e5m2"]
+        for role, keys in (("quantize", 1), ("check_weights", 1), ("sanity", 3)):
+            assert len({arm.stages[role].key for arm in plan.variants}) == keys, role
+        assert set(plan.trial.variants) == set(names)  # each is a trial, and shares alpha
+        first, *_ = plan.variants
+        assert first.profile is not None
+        assert first.profile.kv_cache_dtype == "fp8"
+        written = QUANTIZE.runtime_of(first.stages["quantize"]).recipe
+        assert written["name"] == "fp8-dynamic"
+
+    def test_a_format_that_this_cpu_lacks_is_refused_by_name(
+        self, checkpoints: Checkpoints, settings: Settings, tmp_path: Path
+    ) -> None:
+        checkpoints.write()
+        asked = {"recipes": ("fp8-dynamic",), "policy": quiz(tmp_path)}
+        choices = checkpoints.choices(**asked, kv=("int4_per_token_head",))
+        faults = survey(choices, settings, Listener()).faults
+        assert ["--kv int4_per_token_head" in fault.where for fault in faults] == [True]
+        assert "fp8_e5m2" in faults[0].message  # what there is
+
+    @pytest.mark.parametrize("kv", ["", "fp8,,auto", "--x", "a" * 50])
+    def test_what_is_no_format(self, checkpoints: Checkpoints, settings: Settings, kv: str) -> None:
+        checkpoints.write()
+        with pytest.raises(UsageError) as caught:
+            checkpoints.choices(recipes=("fp8-dynamic",), kv=(kv,))
+        assert caught.value.where == "--kv"
+
+    def test_a_served_variant_with_a_format_of_its_own(
+        self, checkpoints: Checkpoints, settings: Settings
+    ) -> None:
+        checkpoints.write()
+        served = "online=--quantization fp8 --kv-cache-dtype fp8"
+        with pytest.raises(UsageError) as caught:
+            checkpoints.choices(served_variants=(served,), kv=("auto",))
+        assert caught.value.where == "--kv"
+        served = "online=--quantization fp8"
+        choices = checkpoints.choices(served_variants=(served,), kv=("auto", "fp8"))
+        assert [variant.recipe.name for variant in choices.adopted] == [
+            "online.kv-auto",
+            "online.kv-fp8",
+        ]

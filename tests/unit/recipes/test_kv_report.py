@@ -57,7 +57,12 @@ def plain() -> dict[str, Any]:
 )
 def test_what_is_told(layers: list[dict[str, Any]], form: str, scales: str) -> None:
     facts = report(*layers).facts()
-    assert facts == {"kv_cache": form, "kv_scales": scales, "attention": "FLASH_ATTN"}
+    assert facts == {
+        "kv_bytes_a_token": str(384 * len(layers)),
+        "kv_cache": form,
+        "kv_scales": scales,
+        "attention": "FLASH_ATTN",
+    }
 
 
 class TestReports:
