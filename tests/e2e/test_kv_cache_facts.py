@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 from port_server import served
 from scaled_cache import with_scales
 
+from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.settings import load_settings
 from prepare.errors import ServingError
+from prepare.events import NullProgress
 from prepare.hardware import cpu_features
+from recipes.engines.vllm import CPU_CACHES
 from recipes.schema import ServingProfile
 
 pytestmark = [
@@ -58,3 +63,13 @@ def test_an_fp8_cache_that_no_layer_has_is_refused(
     ):
         pass
     assert "kv_cache_dtype" in caught.value.where
+
+
+def test_the_formats_that_the_plan_takes_on_a_cpu_are_the_engines() -> None:
+    python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
+    told = "from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend as own; "
+    told += "print(*own.supported_kv_cache_dtypes)"
+    done = subprocess.run(
+        [str(python), "-c", told], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert tuple(done.stdout.split("\n")[-2].split()) == CPU_CACHES
