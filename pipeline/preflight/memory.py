@@ -110,7 +110,8 @@ class EngineSettings:
     context: int | None
     element_bytes: float  # of variants' cache
     baseline_element_bytes: float
-    own_element_bytes: Mapping[str, float]  # of variants with a KV cache of their own
+    own_element_bytes: Mapping[str, float]  # of variants with another KV cache
+    unknown_formats: Mapping[str, str]  # of those whose bytes are not known
     expert_parallel: bool | None = None  # None: not set, so that a plan may switch it on
 
     @classmethod
@@ -158,6 +159,11 @@ class EngineSettings:
             own_element_bytes={
                 name: _element_bytes(kv_format, model_bytes)
                 for name, kv_format in (kv_formats or {}).items()
+            },
+            unknown_formats={
+                name: kv_format
+                for name, kv_format in (kv_formats or {}).items()
+                if kv_format not in ELEMENT_BYTES
             },
             expert_parallel=experts if isinstance(experts, bool) else None,
         )
@@ -278,6 +284,10 @@ class Gpus:
         )
         fraction = max(0, left) / one if one else None
         answer, reason = self._answer(usable, left, one, split or ("" if whole else experts_split))
+        if (unknown := engine.unknown_formats.get(variant)) and not split:
+            fraction = None
+            answer = "the engine tells"
+            reason = f"the bytes of a KV cache of type {unknown} are not known"
         hint = ""
         if answer == "does not fit" and with_hint:
             hint = self._hint(variant, division, gpus, is_baseline, left)

@@ -40,7 +40,7 @@ ELEMENT_BYTES: dict[str, float] = {
     **dict.fromkeys(("auto", "bfloat16", "float16"), 2),
     **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"), 1),
     # With a 32-bit scale for each token's key and value of a head; fewer bytes above 64 elements.
-    "fp8_per_token_head": 1 + 4 / 64,
+    **dict.fromkeys(("fp8_per_token_head", "int8_per_token_head"), 1 + 4 / 64),
 }
 
 

@@ -89,6 +89,19 @@ def test_what_a_gpu_has_is_shared_out() -> None:
     assert found.tokens == pytest.approx(found.cache_bytes // 131_072, rel=0.01)
 
 
+def test_variants_with_another_kv_cache() -> None:
+    formats = {"fp8-dynamic": "auto", "awq-w4a16": "int4_per_token_head"}
+    found = fits(MODELS["8b"], "h100", kv_formats=formats)
+    usual = fits(MODELS["8b"], "h100")
+    tokens = {name: fit.tokens for (name, _), fit in found.items()}
+    assert tokens["baseline"] == usual["baseline", 1].tokens
+    by_profile = usual["fp8-dynamic", 1].tokens or 0
+    assert tokens["fp8-dynamic"] == pytest.approx(by_profile / 2, rel=0.01)
+    unknown = found["awq-w4a16", 1]  # no figure, rather than one of another format
+    assert (unknown.tokens, unknown.answer) == (None, "the engine tells")
+    assert "int4_per_token_head" in unknown.reason
+
+
 def test_remedies_of_a_misfit() -> None:
     whole = fits(MODELS["405b"], "h100", 8)["baseline", 8]
     assert "--gpus-a-copy 16" in whole.hint
