@@ -245,7 +245,13 @@ class GateRequest(CommandRequest):
 
     kind: Literal["gate"] = "gate"
     baseline: str = option(
-        Option("--baseline", "URL of the unquantized model.", metavar="URL", is_address=True)
+        Option(
+            "--baseline",
+            "URL of the unquantized model; or answers on record: NAME@ALIAS of the registry, or "
+            "RUN:VARIANT of the store.",
+            metavar="URL|NAME@ALIAS|RUN:VARIANT",
+            is_address=True,
+        )
     )
     candidate: str = option(
         Option("--candidate", "URL of the model to judge.", metavar="URL", is_address=True)
@@ -308,6 +314,17 @@ class GateRequest(CommandRequest):
     )
     eval_data: Path | None = option(EVAL_DATA, None)
     remeasure: tuple[str, ...] = option(REMEASURE, ())
+    leave_out: tuple[str, ...] = option(
+        Option(
+            "--leave-out",
+            "Suite that is not compared, since what it needs is not on record; repeatable.",
+            metavar="SUITE",
+            has_variable=False,
+        ),
+        (),
+    )
+    weights: Path | None = option(WEIGHTS, None)
+    registry: str | None = option(REGISTRY, None)
 
     @property
     def subject(self) -> str:

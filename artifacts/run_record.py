@@ -278,7 +278,7 @@ class RunReport(Record):
     @property
     def registry(self) -> str | None:
         """The registry that the user named, if any."""
-        return None if isinstance(self.request, GateRequest) else self.request.registry
+        return self.request.registry
 
     @property
     def attempted(self) -> tuple[str, ...]:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval_gates.answer_log import AnswerLog
+from eval_gates.answer_log import AnswerLog, read_answers
 from eval_gates.answer_validity import check_answers
 from eval_gates.ask import Client
 from eval_gates.clusters import labels_of, partners
 from eval_gates.engine_metrics import SpecDecodeCounter
 from eval_gates.model_tokenizer import Tokenizer
-from eval_gates.rows import Answer, Asked, Question, Reply
-from eval_gates.server_tokens import check_server_tokens
+from eval_gates.rows import Answer, Asked, Question, Reply, digest
+from eval_gates.server_tokens import check_server_template, check_server_tokens
 from eval_gates.stopping import PLAN, StoppingPlan
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.suite_kind import Render, kind_named
@@ -28,9 +28,13 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     `spec` has name, suite, questions (file), answer_log (file), stopping, concurrency,
     url, model, tokenizer (folder), max_length (tokens), trust_remote_code, asks_once, backwards
     (batches from their end), baseline (files of rows), socket, counters (names), by_chat. Or
-    `first_rows`: such objects of both sides of each suite; their first question is asked, not
-    stored.
+    `first_rows`: such objects of the living sides of each suite; their first question is asked,
+    not stored. Or `recorded_prompts`: such objects with `recorded`, the file of earlier answers.
     """
+    for each in spec.get("recorded_prompts", ()):
+        compare_prompts(each)
+    if "recorded_prompts" in spec:
+        return {}
     if "first_rows" in spec:
         for sides in spec["first_rows"]:
             ask_first_row(sides, progress)
@@ -64,6 +68,34 @@ def ask_first_row(sides: Sequence[dict[str, Any]], progress: Progress) -> None:
         baseline = {question.id: Answer(question.id, "", 0.0, own=reply.own)}
 
 
+def compare_prompts(each: dict[str, Any]) -> None:
+    """Compare the prompts of recorded answers with those of a suite now; nothing is asked.
+
+    StageError: the first that differs. A suite whose prompts the server renders is compared by its
+    first question.
+    """
+    suite = OpenSuite(each["suite"], Path(each["questions"]))
+    recorded = read_answers(Path(each["recorded"]).parent)
+    if suite.reads_baseline:
+        return
+    tokenizer = None
+    if not each["by_chat"]:
+        arguments = each["suite"].get("chat_template_kwargs") or {}
+        tokenizer = Tokenizer.load(each["tokenizer"], arguments, trust=each["trust_remote_code"])
+    client = Client(each["url"], each["model"], suite.settings, tokenizer=tokenizer)
+    asked = suite.render(range(len(recorded)), template_of(client))
+    for question, answer in zip(asked, recorded, strict=True):
+        if (question.id, digest(question)) != (answer.id, answer.prompt_sha256):
+            raise StageError(
+                f"the prompts of the suite '{each['name']}' are not those of the recorded answers: "
+                f"the first that differs is question {answer.id}",
+                where=str(each["tokenizer"] or "the suite's code"),
+                hint="the recorded answers are to another chat template, tokenizer or version of "
+                "the suite's code: name the earlier tokenizer's folder, or gate two living "
+                "endpoints",
+            )
+
+
 def ask_until_over(
     answer_log: AnswerLog, stopping: StoppingPlan, ask: Callable[[range], list[Answer]]
 ) -> None:
@@ -86,6 +118,7 @@ class OpenSuite:
         self._kind.open(self._task, self.questions, file.parent)
         self.settings = self._kind.settings(self._task)
         self.is_chat = self._task.prompt_format == "chat"
+        self.reads_baseline = self._kind.reads_baseline
         self.takes_thoughts = self._kind.takes_thoughts(self._task)
 
     def ask(
@@ -201,6 +234,8 @@ def open_client(
         trust = spec["trust_remote_code"]
         tokenizer = Tokenizer.load(spec["tokenizer"], arguments, trust=trust)
         check_server_tokens(spec, tokenizer, progress.note)
+        if suite.is_chat and spec.get("recorded"):  # before the first question
+            check_server_template(spec, tokenizer)
     return Client(
         spec["url"],
         spec["model"],

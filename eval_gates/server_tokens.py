@@ -7,7 +7,7 @@ from typing import Any
 
 from eval_gates.ask import Client, RefusedError, Request, UnansweredError
 from eval_gates.model_tokenizer import Tokenizer
-from eval_gates.prompt_scores import tokenize
+from eval_gates.prompt_scores import render, tokenize
 from prepare.errors import StageError
 from recipes.checkpoints.same_tokens import (
     MAX_MARKS,
@@ -21,6 +21,12 @@ from recipes.checkpoints.same_tokens import (
 from recipes.checkpoints.tokenizer_file import CURE, TOKENIZER_CONFIG
 
 TIMEOUT_S = 300.0
+SHOWN = 8  # tokens
+CONVERSATION = (
+    {"role": "user", "content": "Which city is the capital of France?"},
+    {"role": "assistant", "content": "Paris."},
+    {"role": "user", "content": "And of Italy?"},
+)
 
 
 def check_server_tokens(
@@ -63,6 +69,36 @@ def check_server_tokens(
             where=place if is_own else f"{spec['url']}; {place}",
             hint=CURE if is_own else "give --tokenizer the tokenizer that the endpoint serves",
         )
+
+
+def check_server_template(spec: dict[str, Any], tokenizer: Tokenizer) -> None:
+    """Check that the server renders a conversation as the recorded arm's template does.
+
+    StageError: it does not. One that does not tell is not compared.
+    """
+    client = Client(spec["url"], spec["model"], {}, socket=spec.get("socket"), timeout_s=TIMEOUT_S)
+    arguments = dict(tokenizer.template_arguments)
+    asked = _body(client, messages=CONVERSATION, chat_template_kwargs=arguments)
+    try:
+        ((theirs, _),) = client.send([render(asked)])
+    except (RefusedError, UnansweredError):
+        return
+    ours = tokenizer.encode(tokenizer.render(CONVERSATION))
+    if ours == theirs:
+        return
+    pairs = zip(ours, theirs, strict=False)
+    at = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
+    raise StageError(
+        f"the endpoint's chat template renders otherwise: the first token that differs is number "
+        f"{at}, {_shown(tokenizer, theirs, at)} instead of {_shown(tokenizer, ours, at)}",
+        where=spec["url"],
+        hint="serve it with the chat template that the recorded answers were asked with",
+    )
+
+
+def _shown(tokenizer: Tokenizer, ids: list[int], at: int) -> str:
+    """Return the text of some tokens, for people."""
+    return ascii(tokenizer.tokenizer.decode(ids[at : at + SHOWN])) if at < len(ids) else "the end"
 
 
 def detokenize(body: dict[str, Any]) -> Request:

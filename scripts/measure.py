@@ -18,7 +18,7 @@ PRODUCT = ("prepare", "pipeline", "recipes", "eval_gates", "artifacts")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 CEILINGS = {
     "tokens": 335_000,
-    "own_names_imported_per_file": 11.6,
+    "own_names_imported_per_file": 12.1,
     "classes": 475,
     "tuple_assignments": 0,
     "files_in_a_folder": 27,

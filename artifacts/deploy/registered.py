@@ -138,7 +138,11 @@ def checked_folder(
     if found is None:
         reference = f"{version.name}@{version.version}"
         pull = own_command("pull", reference, "FOLDER")
-        words = ["FOLDER"] if command == "verify" else [reference, "--weights", "FOLDER"]
+        words = [reference, "--weights", "FOLDER"]
+        if command == "verify":
+            words = ["FOLDER"]
+        elif command == "gate":
+            words = ["--baseline", *words, "--candidate", "URL"]
         raise RegistryError(
             "the version's files are not on this machine",
             where=version.source,

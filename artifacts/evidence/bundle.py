@@ -12,11 +12,7 @@ Equal files pack to equal bytes. A copy may lack the archive, as questions and a
 
 from __future__ import annotations
 
-import gzip
 import json
-import re
-import tarfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,14 +23,12 @@ from pydantic import Field
 
 from artifacts.evidence.manifest import MANIFEST, Manifest, list_files
 from artifacts.run_record import VariantReport
-from eval_gates.answer_log import ANSWERS, QUESTIONS
-from eval_gates.speed.load_run import LOADS
+from pipeline.stages.packed import files_of, pack, unpack
 from prepare import __version__
 from prepare.errors import EvidenceError
 from prepare.record import Record
 from prepare.stage import StageRecord
-from prepare.store import RECORD, Store
-from prepare.untrusted import MAX_RECORD_BYTES, MAX_ROWS_CHARACTERS, MEBIBYTE, open_regular
+from prepare.store import Store
 from recipes.checkpoints.source_info import SourceInfo
 from recipes.checkpoints.weight_files import ADDED_LATER, ARCHIVE, BUNDLE
 
@@ -43,13 +37,6 @@ ABOUT = (
     "Verdicts on quantized variants of one checkpoint that were tried together, each against the "
     "baseline, and where the evidence of each begins: stages/judge/<key> in stages.tar.gz."
 )
-WITH_FILES = ("questions", "evaluate", "speed", "judge")
-# All others stay in the store: private texts, and paths of this machine.
-FILES = (RECORD, ANSWERS, QUESTIONS, LOADS)
-MAX_UNPACKED_BYTES = 4096 * MEBIBYTE
-MAX_MEMBERS = 20_000
-BLOCK_BYTES = MEBIBYTE
-_MEMBER = re.compile(r"stages/[a-z_]{1,40}/[0-9A-Za-z]{1,64}/[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class BundleVerdict(Record):
@@ -90,12 +77,7 @@ def write_bundle(
     """Write a bundle of these stages into the folder of the weights."""
     bundle = folder / BUNDLE
     _write_json(bundle / VERDICT, verdict.model_dump(mode="json"))
-    files = {}
-    for record in records:
-        place = store.stage_folder(record.stage, record.key)
-        for file in place.iterdir() if record.stage in WITH_FILES else [place / RECORD]:
-            if file.is_file() and file.name in FILES:
-                files[f"stages/{record.stage}/{record.key}/{file.name}"] = file
+    files = files_of(records, store)
     pack(folder / ARCHIVE, files)
     manifest = Manifest(
         prepare_version=__version__,
@@ -113,80 +95,6 @@ def open_bundle(bundle: Path) -> Iterator[tuple[Store, set[str]]]:
     with TemporaryDirectory(prefix="prepare-evidence-") as folder:
         names = unpack(bundle / Path(ARCHIVE).name, Path(folder))
         yield Store(Path(folder)), {name.rpartition("/")[0] for name in names}
-
-
-def pack(archive: Path, files: dict[str, Path]) -> None:
-    """Write an archive without times and owners."""
-    with (
-        archive.open("wb") as target,
-        gzip.GzipFile("", "wb", 9, target, mtime=0) as packed,
-        tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar,
-    ):
-        for name, file in sorted(files.items()):
-            member = tarfile.TarInfo(name)
-            member.size = file.stat().st_size
-            with file.open("rb") as content:
-                tar.addfile(member, content)
-
-
-def unpack(archive: Path, root: Path) -> set[str]:
-    """Unpack an untrusted archive of stages; return the names in it.
-
-    EvidenceError if it is damaged, too large, or has other files.
-    """
-    names: set[str] = set()
-    seen: set[str] = set()
-    try:
-        with (
-            open_regular(archive, None) as packed,
-            gzip.GzipFile(fileobj=packed) as unpacked,
-            tarfile.open(fileobj=(bounded := _Bounded(unpacked)), mode="r:") as tar,  # type: ignore[call-overload]
-        ):
-            for member in tar:
-                if not member.isreg() or not _MEMBER.fullmatch(member.name):
-                    raise ValueError(f"it has {ascii(member.name)[:100]}")
-                most = (
-                    MAX_RECORD_BYTES if member.name.endswith(f"/{RECORD}") else MAX_ROWS_CHARACTERS
-                )
-                # Some file systems ignore case.
-                folded = member.name.casefold()
-                if folded in seen or member.size > most or len(names) >= MAX_MEMBERS:
-                    raise ValueError(f"{member.name} is there twice, or larger than {most:,} bytes")
-                names.add(member.name)
-                seen.add(folded)
-                content = tar.extractfile(member)
-                assert content is not None
-                (root / member.name).parent.mkdir(parents=True, exist_ok=True)
-                with (root / member.name).open("xb") as file:
-                    while block := content.read(BLOCK_BYTES):
-                        file.write(block)
-            while padding := bounded.read(BLOCK_BYTES):  # reads the checksum at the end, too
-                if any(padding):
-                    raise ValueError("there is something behind its end")
-    except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
-        raise EvidenceError(
-            f"the archive cannot be read: {error}",
-            where=str(archive),
-            hint="get the evidence again from where it was published",
-        ) from error
-    return names
-
-
-class _Bounded:
-    """A decompressed archive of limited size.
-
-    `tarfile` reads a header of any stated size in one piece.
-    """
-
-    def __init__(self, content: gzip.GzipFile) -> None:
-        self._content = content
-        self.seek = content.seek
-        self.tell = content.tell
-
-    def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= BLOCK_BYTES or self._content.tell() > MAX_UNPACKED_BYTES:
-            raise ValueError("it unpacks to too much")
-        return self._content.read(size)
 
 
 def _write_json(file: Path, data: Any) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from artifacts.evidence.bundle import VERDICT, BundleVerdict, open_bundle
@@ -24,6 +26,16 @@ from pipeline.stages.consistency import find_served_otherwise
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.evidence import FILES, Evidence, place_of
 from pipeline.stages.judge import judge_evidence
+from pipeline.stages.packed import unpack
+from pipeline.stages.recall import RECALL
+from pipeline.stages.recorded import ARCHIVE as RECORDED_ARCHIVE
+from pipeline.stages.recorded import (
+    RECORDED,
+    RecordedParameters,
+    RecordedResult,
+    compared_policy,
+    facts_of,
+)
 from pipeline.stages.speed import SPEED
 from pipeline.stages.verdict import JUDGE, JudgeResult, policy_digest
 from prepare.digest import digest_file, digest_json
@@ -52,6 +64,7 @@ from recipes.workload import read_pinned
 CONTRADICTIONS = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError)
 UNREADABLE = (*CONTRADICTIONS, OSError, PrepareError)
 MISSING = " is missing"
+ANSWERED = (EVALUATE.name, RECALL.name)
 ADDED_BY_PROMOTION = ("promoted", "registry_version")
 # Sums of floating-point numbers differ in the last digits on other machines.
 RELATIVE_TOLERANCE = 1e-9
@@ -424,18 +437,81 @@ def _find_other_trial(
         )
 
 
+@contextmanager
+def read_archive(archive: Path) -> Iterator[Store]:
+    """Yield an archive of stages as a store to read."""
+    with TemporaryDirectory(prefix="prepare-recorded-") as folder:
+        unpack(archive, Path(folder))
+        yield Store(Path(folder))
+
+
+def check_archive(
+    store: Store, parameters: RecordedParameters, where: str
+) -> tuple[Evidence, RecordedResult]:
+    """Compute a recorded arm's own verdict again; return its evidence and facts.
+
+    EvidenceError: it is incomplete, was changed, or is of another verdict.
+    """
+    problems: list[str] = []
+    evidence = _find_evidence(parameters.judge, store, problems)
+    facts = None
+    try:
+        if evidence is not None and _read_stages(evidence, problems, is_bundle=False):
+            _judge_again(evidence, problems)
+            for name in evidence.judge.parameters.policy.suites:
+                evidence.questions(f"questions.{name}")
+            facts = facts_of(parameters, store)
+    except UNREADABLE as error:
+        problems.append(f"the verdict cannot be computed: {error}")
+    if evidence is None or facts is None or problems:
+        raise EvidenceError(
+            f"the recorded answers cannot be used: {next(iter(problems), 'a part is missing')}",
+            where=where,
+            hint="the evidence was cut or changed: get it again with `prepare pull`, or name "
+            "another version or run",
+        )
+    return evidence, facts
+
+
+def _find_other_record(evidence: Evidence) -> Iterator[str]:
+    """Yield where a recorded arm is not what its evidence says."""
+    if RECORDED.name not in evidence.references:
+        return
+    record = evidence.typed(RECORDED, RECORDED.name)
+    parameters = record.parameters
+    try:
+        with read_archive(evidence.file(RECORDED.name, RECORDED_ARCHIVE)) as store:
+            recorded, facts = check_archive(store, parameters, parameters.origin)
+    except PrepareError as error:
+        yield f"{RECORDED.name}: {error.message}"
+        return
+    if facts != record.result:
+        yield f"{RECORDED.name}: its facts are not those of its evidence"
+    policy = compared_policy(recorded.judge.parameters.policy, parameters.left_out)
+    if policy.model_dump() != evidence.judge.parameters.policy.model_dump():
+        yield f"{RECORDED.name}: the policy is not that of its evidence"
+    for name in policy.suites:
+        asked = recorded.record(f"{parameters.side}.{name}")
+        recalled = evidence.typed(RECALL, f"baseline.{name}")
+        if (recalled.parameters.evaluate, recalled.record.result) != (asked.key, asked.result):
+            yield f"baseline.{name}: its answers are not those of the recorded arm's evidence"
+        if recorded.references[f"questions.{name}"] != evidence.references[f"questions.{name}"]:
+            yield f"questions.{name}: they are not those of the recorded arm's evidence"
+
+
 def _judge_again(evidence: Evidence, problems: list[str]) -> JudgeResult:
     for role, measured in evidence.speed.items():
         problems += find_draw_mismatches(role, measured.record, evidence.loads(role))
     kept = evidence.judge
     again = judge_evidence(kept.parameters, evidence, kept.result.history)
+    problems += _find_other_record(evidence)
     differing = find_differing_values("", kept.result.model_dump(), again.model_dump())
     problems += [f"its stage 'judge': {words}" for words in differing]
     return again
 
 
 def _count_answers(evidence: Evidence) -> int:
-    asked = [record for record in evidence.stages.values() if record.stage == EVALUATE.name]
+    asked = [record for record in evidence.stages.values() if record.stage in ANSWERED]
     return sum(EVALUATE.result_of(record).n for record in asked)
 
 

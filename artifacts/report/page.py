@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
@@ -56,7 +55,7 @@ def run_facts(evidence: ReportedRun) -> Facts:
             "checkpoint": report.checkpoint.ref,
             "checkpoint's digest": report.checkpoint.digest,
         }
-    asked = asdict(report.request)
+    asked = report.request.to_dict()
     resolved = report.resolved.model_dump(exclude_defaults=True)
     facts |= {f"option {name}": _text(value) for name, value in asked.items()}
     return facts | {f"resolved {name}": _text(value) for name, value in resolved.items()}

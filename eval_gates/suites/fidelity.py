@@ -76,6 +76,7 @@ class Fidelity(SuiteKind[FidelityTask]):
     assumed_baseline = 0.99
     decision = DepthSuite
     reads_baseline = True
+    is_whole_in_bundle = False
     private_keys = ("text", "prompt_ids", "answer_ids", "flip")
 
     def __init__(self) -> None:

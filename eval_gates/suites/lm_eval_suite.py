@@ -64,6 +64,7 @@ class LmEval(TextKind[LmEvalTask]):
 
     task = LmEvalTask
     sources = ("hub",)
+    is_whole_in_bundle = False
     opened: LoadedTask
 
     def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:

@@ -33,7 +33,7 @@ from prepare.errors import EvaluationDataError
 from prepare.limited_call import CallError, call_limited
 from recipes.generation import MaxTokens
 
-EXAMPLES_FILE = "examples.jsonl"  # next to the questions
+EXAMPLES_FILE = "examples.jsonl"  # next to the questions; in a bundle, too
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,8 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
     reads_cut_off: bool = False
     # Own keys with texts, which are stored apart from bundled answers.
     private_keys: tuple[str, ...] = ()
+    # Whether a bundle has all files that `open` reads: it lacks private texts and data sets.
+    is_whole_in_bundle: bool = True
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -23,10 +23,12 @@ def gate(
     junit: JunitOption = None,
     outputs: OutputsOption = None,
 ) -> None:
-    """Judge a candidate endpoint against a baseline endpoint, suite by suite.
+    """Judge a candidate endpoint against a baseline endpoint, or answers on record.
 
-    Both are running OpenAI-compatible servers. Nothing is quantized or promoted,
+    Endpoints are running OpenAI-compatible servers. Nothing is quantized or promoted,
     and load is measured only if the policy has speed gates.
+    With --baseline NAME@ALIAS or RUN:VARIANT only the candidate is asked. Its answers are
+    compared with those on record, by their policy, questions and lengths.
     Every answer is kept, and `prepare verify` computes the verdict again.
     --remeasure measures one gate of a --deployment-id again.
 
@@ -38,14 +40,18 @@ def gate(
 
       prepare gate --baseline URL --candidate URL --api chat --policy ./answers.yaml
 
+      prepare gate --baseline llama-8b@champion --candidate http://new-engine:8000
+
     Exit codes: 0 passed, 1 error, 2 usage, 3 unexpected error,
     4 a gate failed, 5 undecided, 130 interrupted.
     """
 
     def judge(settings: Settings, progress: Progress) -> RunReport:
         from pipeline.run.gate import run_gate
+        from pipeline.run.recorded_gate import is_recorded, run_recorded_gate
 
-        return run_gate(request, settings, progress)
+        run = run_recorded_gate if is_recorded(request.baseline) else run_gate
+        return run(request, settings, progress)
 
     reporting = CiReporting(request, is_in_ci(ci), junit, outputs, as_json)
     reporting.carry_out(judge, store)

@@ -61,7 +61,7 @@ class Builder:
         """Return the plan; EvaluationDataError if a suite has no questions."""
         policy = self.policy
         self._check_room()
-        baseline = self._with_sanity(self.baseline)
+        baseline = self._with_record(self.baseline) or self._with_sanity(self.baseline)
         variants = [self._with_sanity(arm, baseline) for arm in self.variants]
         questions = {name: self._questions(name) for name in policy.suites}
         pinned = pin_files(policy, self.profile.accelerator if self.profile else None)
@@ -72,15 +72,22 @@ class Builder:
             first[name], others = self._numbered(name, spec, baseline, variants, trial)
             for arm, stage in zip(variants, others, strict=True):
                 asked[arm.recipe.name][name] = stage
-        repeats = {
-            repeat_role(name): self._repeat(name, spec)
-            for name, spec in first.items()
-            if policy.suites[name].noise_floor_questions
-        }
+        shared = {f"questions.{name}": spec for name, spec in questions.items()}
+        if baseline.recorded is not None:  # taken out of the evidence, before anything is asked
+            shared["recorded"] = baseline.stages["sanity"]
+            shared |= {f"recall.{name}": spec for name, spec in first.items()}
+            baseline = replace(baseline, stages={**baseline.stages, **first})
+        else:
+            repeats = {
+                repeat_role(name): self._repeat(name, spec)
+                for name, spec in first.items()
+                if policy.suites[name].noise_floor_questions
+            }
+            baseline = _with(baseline, {**first, **repeats})
         return Plan(
             policy=pinned,
-            shared={f"questions.{name}": spec for name, spec in questions.items()},
-            baseline=_with(baseline, {**first, **repeats}),
+            shared=shared,
+            baseline=baseline,
             variants=tuple(
                 _with(arm, {**asked[arm.recipe.name], **self._speed(arm, baseline, trial)})
                 for arm in variants
@@ -89,6 +96,12 @@ class Builder:
             profile=self.profile,
             run=self.run,
         )
+
+    def _with_record(self, arm: Arm) -> Arm | None:
+        """Return a recorded arm with its evidence in the place of a test of its server."""
+        if arm.recorded is None:
+            return None
+        return replace(arm, stages={"sanity": arm.recorded.stage(self.store)})
 
     def _with_sanity(self, arm: Arm, baseline: Arm | None = None) -> Arm:
         inputs = {} if baseline is None else {"baseline": baseline.stages["sanity"]}
@@ -99,6 +112,8 @@ class Builder:
 
     def _questions(self, name: str) -> StageSpec:
         suite = self.policy.suites[name]
+        if self.baseline.recorded is not None:
+            return self.baseline.recorded.questions_stage(name, self.store, self.sources)
         source = self.sources.suite(name, suite)
         return QUESTIONS.spec(
             name,
@@ -174,6 +189,8 @@ class Builder:
     ) -> StageSpec:
         suite = self.policy.suites[name]
         inputs = {"sanity": arm.stages["sanity"], "questions": questions}
+        if arm.recorded is not None:
+            return arm.recorded.recall_stage(name, inputs, self.store)
         if "check_weights" in arm.stages:
             inputs["weights"] = arm.stages["check_weights"]
         rule = counted = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from pipeline.plan.recorded_arm import RecordedArm
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages.attempts import Trial
 from prepare.stage import StageSpec
@@ -26,7 +27,7 @@ class Arm:
     `identity` is the model with its arguments, a part of keys. `folder` has the weights, or an
     endpoint's tokenizer. `max_length` is in tokens. Before the plan is built, `stages` make and
     check the weights. `served` has the roles that the server's first run answers. `profile` is as
-    applied, if not the plan's.
+    applied, if not the plan's. No server of one that is `recorded` starts.
     """
 
     recipe: Recipe
@@ -38,11 +39,12 @@ class Arm:
     profile: ServingProfile | None = None
     draft: Path | None = None
     ready_timeout_seconds: float = 0.0
+    recorded: RecordedArm | None = None
 
     @property
     def is_ours(self) -> bool:
-        """Whether prepare serves it; an endpoint is served elsewhere."""
-        return self.identity.endpoint is None
+        """Whether prepare serves it; an endpoint is served elsewhere, and a record not at all."""
+        return self.identity.endpoint is None and self.recorded is None
 
     @property
     def making(self) -> list[StageSpec]:

@@ -10,6 +10,7 @@ from pipeline.plan.plan import Arm, Plan, repeat_role
 from pipeline.stages.attempts import JudgeParameters
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.quantize import QUANTIZE
+from pipeline.stages.recorded import RECORDED
 from pipeline.stages.sanity import SANITY
 from pipeline.stages.speed import SPEED
 from pipeline.stages.verdict import JUDGE, JudgeRuntime
@@ -68,13 +69,15 @@ class PlanProgress:
     def fault(self, arm: Arm) -> str:
         """Return why the model is broken, or ''."""
         spec = arm.stages.get(SANITY.name)
-        record = self.find(spec) if spec else None
+        record = self.find(spec) if spec and spec.stage == SANITY.name else None
         return SANITY.result_of(record).fault(self.plan.policy.broken) if record else ""
 
     def judge(self, variant: Arm) -> StageSpec:
         """Return the verdict's stage, as far as evidence exists."""
         plan = self.plan
         inputs: dict[str, StageSpec | StageReference] = {}
+        if plan.baseline.recorded is not None:
+            inputs[RECORDED.name] = plan.baseline.stages[SANITY.name]
         for suite in plan.policy.suites:
             spec = variant.stages[suite]
             inputs[f"baseline.{suite}"] = spec.inputs["baseline"]

@@ -5,6 +5,8 @@ Nothing is quantized, served or promoted.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -102,6 +104,7 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
 
     PrepareError: the request is invalid, or an endpoint cannot answer; nothing is stored.
     """
+    refuse_given(request, ("leave_out", "weights"), "is about answers on record")
     choice = choose_endpoints(request)
     wanted, left_out = without_uncontained(check_policy(choice))
     model = model_of(choice, wanted)
@@ -127,6 +130,17 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
         (report,) = run.log.variants()
         run.exit_code = exit_code_of([report.verdict])
     return run.log.report()
+
+
+def refuse_given(request: GateRequest, names: Collection[str], why: str) -> None:
+    """Raise UsageError for the first of these options that was given."""
+    defaults = {each.name: each.default for each in dataclasses.fields(request)}
+    for name in names:
+        if getattr(request, name) != defaults[name]:
+            flag = request.options()[name].flag
+            raise UsageError(
+                f"the option {flag} {why}", where=flag, hint="leave it out, and run the rest again"
+            )
 
 
 def model_of(choice: GateChoice, policy: Policy) -> ModelGeneration:

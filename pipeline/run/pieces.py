@@ -15,7 +15,7 @@ from pipeline.plan.plan import Arm
 from pipeline.plan.progress import PlanProgress
 from pipeline.preflight.power import check_counted
 from pipeline.run.blocks import BlockFinder
-from pipeline.run.first_rows import ask_first_rows
+from pipeline.run.first_rows import ask_first_rows, compare_prompts
 from pipeline.run.run import Piece, Run, serving_name
 from pipeline.run.servers import needs_to_serve
 from pipeline.stages.evaluate import EVALUATE, is_answered
@@ -149,7 +149,9 @@ class Pieces:
         recipes = [variant.recipe for variant in self._plan.variants]
         level = self._plan.trial.level
         check_counted(self._plan.policy, recipes, laid_out, self.run.progress, level)
-        if not self._plan.baseline.is_ours:
+        if self._plan.baseline.recorded is not None:
+            compare_prompts(self.state, self.run)
+        if not all(arm.is_ours for arm in self._plan.variants):
             ask_first_rows(self.state, self.run)
         self._is_checked = True
 
@@ -161,7 +163,7 @@ class Pieces:
     def _find_shared(self, failures: Failures) -> list[Piece]:
         ready = []
         for spec in self._plan.shared.values():
-            if self.run.reuse(spec) is None:
+            if self.run.reuse(spec) is None and self._has_inputs(spec):
                 piece = Piece("stage", (spec,))
                 if error := failures.get(piece.name):
                     raise error
@@ -172,6 +174,10 @@ class Pieces:
     def _ahead(self) -> list[Arm]:
         """Variants of a descent that are asked later, if those before them pass."""
         return self._going[1:] if self._plan.trial.descent else []
+
+    def _has_inputs(self, spec: StageSpec) -> bool:
+        references = spec.inputs.values()
+        return all(self.run.store.find(each.stage, each.key) for each in references)
 
     def _find_making(self, variants: Sequence[Arm]) -> Iterator[Piece]:
         for variant in variants:

@@ -83,9 +83,9 @@ class Piece:
 
 
 def serving_name(arm: Arm) -> str:
-    """Return the name of the piece that serves the arm."""
-    first = next(spec for role, spec in arm.stages.items() if role in arm.served)
-    return f"serve.{first.key}"
+    """Return the name of the piece that serves the arm; '' of one that is on record."""
+    first = next((spec for role, spec in arm.stages.items() if role in arm.served), None)
+    return f"serve.{first.key}" if first is not None else ""
 
 
 def title_of(spec: StageSpec) -> str:

@@ -12,6 +12,7 @@ import httpx
 from eval_gates.reply_forms import find_error
 from prepare.credentials import restore_credentials
 from prepare.errors import ServingError
+from prepare.escape import MAX_NAME_CHARACTERS, clip, one_line
 from prepare.process_environment import ENDPOINT_KEY
 from prepare.untrusted import MEBIBYTE, parse_json
 from recipes.checkpoints.folder import MAX_CONTEXT
@@ -21,6 +22,12 @@ MAX_BYTES = 16 * MEBIBYTE
 DEFAULT_MAX_LENGTH = 4096
 ANSWER_TIMEOUT_S = 30.0
 STREAMED_TOKENS = 4
+ENGINES = (
+    ("/version", "vLLM", "version"),
+    ("/get_server_info", "SGLang", "version"),
+    ("/props", "llama.cpp", "build_info"),
+)
+"""Where an engine tells its version."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,18 @@ class OpenAIEndpoint:
             words = answer.content[:300].decode(errors="replace")
             raise ValueError(f"it responded with {answer.status_code}: {words}")
         return answer
+
+    def tell_engine(self) -> str:
+        """Return the engine's name and version, where it tells them; else ''."""
+        for path, name, key in ENGINES:
+            try:
+                told = parse_json(self.request("GET", path).content)
+                version = told[key]
+            except (ValueError, LookupError, TypeError):
+                continue
+            if isinstance(version, str) and version:
+                return clip(one_line(f"{name} {version}"), MAX_NAME_CHARACTERS)
+        return ""
 
     def check_stream(self) -> None:
         """Raise ServingError if streams do not count tokens."""

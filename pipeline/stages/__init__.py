@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 STAGES = (
     *("adopt", "block", "check_weights", "demo_checkpoint", "dequantize", "evaluate", "judge"),
-    *("questions", "quantize", "sanity", "speed"),
+    *("questions", "quantize", "recall", "recorded", "sanity", "speed"),
 )
 
 

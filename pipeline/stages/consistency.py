@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from eval_gates.clusters import labels_of, whole_end
 from eval_gates.rows import Answer, Question
@@ -10,14 +11,21 @@ from eval_gates.suites.suite_kind import kind_of
 from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.attempts import JudgeParameters, trial_of
-from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.evaluate import EVALUATE, EvaluateResult
 from pipeline.stages.evidence import Evidence
 from pipeline.stages.questions import QUESTIONS
+from pipeline.stages.recall import RECALL
+from pipeline.stages.recorded import RECORDED
 from pipeline.stages.speed import ROLE, SPEED
-from prepare.stage import StageRecord, StageReference
+from prepare.stage import Stage, StageRecord, StageReference
 from recipes.schema import ServingProfile
 
 # Prefixes of a judge stage's roles, by side: `again` is the baseline, asked a second time.
+ASKING: Mapping[str, Stage[Any, Any, EvaluateResult]] = {
+    EVALUATE.name: EVALUATE,
+    RECALL.name: RECALL,
+}
+"""Stages of answers."""
 SIDES = {"baseline": ("baseline.", "again."), "candidate": ("candidate.",)}
 
 
@@ -45,6 +53,10 @@ def find_faults(parameters: JudgeParameters, evidence: Evidence) -> Iterator[str
             served = SPEED.parameters_of(found).sides
             if role not in speed_gates:
                 yield f"{role}: the policy has no such gate"
+        elif found.stage == RECALL.name:
+            yield from find_other_questions(
+                role, found, evidence.answers(role), evidence.questions(f"questions.{suite}")
+            )
         elif found.stage == EVALUATE.name:
             asked = EVALUATE.parameters_of(found)
             served = {side: asked}
@@ -62,8 +74,9 @@ def find_faults(parameters: JudgeParameters, evidence: Evidence) -> Iterator[str
 def find_other_forms(suites: Iterable[str], evidence: Evidence) -> Iterator[str]:
     """Yield suites asked by text completions and by chat."""
     for name in suites:
-        sides = [evidence.typed(EVALUATE, f"{side}.{name}").parameters for side in SIDES]
-        forms = [each.endpoint.chat if each.endpoint is not None else None for each in sides]
+        records = [evidence.record(f"{side}.{name}") for side in SIDES]
+        sides = [ASKING[record.stage].parameters_of(record) for record in records]
+        forms = [each.endpoint is not None and each.endpoint.chat for each in sides]
         if forms[0] != forms[1]:
             yield f"{name}: the sides were asked in different forms"
 
@@ -85,6 +98,10 @@ def find_mixed_sides(
                 measured = record.inputs.get(side) if name.startswith(ROLE) else None
                 if role == "sanity" and measured is not None and {measured.key} != named:
                     yield f"{name}: it measured another {side} than was judged"
+    recorded = inputs.get(RECORDED.name)
+    of_record = {r.inputs["sanity"].key for r in records.values() if r.stage == RECALL.name}
+    if of_record != ({recorded.key} if recorded is not None else set()):
+        yield "baseline: its answers are not of the record that is named"
     for role, record in records.items():
         side, _, suite = role.partition(".")
         for other in ("baseline", "questions"):
@@ -112,10 +129,12 @@ def find_other_questions(
     theirs = [(row.id, row.cluster) for row in answers]
     if theirs != [(row.id, row.cluster) for row in questions[: len(answers)]]:
         yield f"{role}: its answers are not those to the first of the questions"
-    parameters = EVALUATE.parameters_of(record)
     result = EVALUATE.result_of(record)
     if result.n != len(answers):
         yield f"{role}: its record counts {result.n} answers, and there are {len(answers)}"
+    if record.stage == RECALL.name:  # all that is on record, which the evidence says
+        return
+    parameters = EVALUATE.parameters_of(record)
     if parameters.rule is None:
         wanted = min(parameters.max_questions or len(questions), len(questions))
         if parameters.suite.cluster_by:

@@ -23,6 +23,8 @@ from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters,
 from pipeline.stages.evaluate import EVALUATE, TEXTS, EvaluateParameters, EvaluateResult
 from pipeline.stages.quantize import QUANTIZE, QuantizeResult, WeightsProvenance
 from pipeline.stages.questions import QUESTIONS as ASKED
+from pipeline.stages.recall import RECALL
+from pipeline.stages.recorded import ARCHIVE, RECORDED, RecordedParameters, RecordedResult
 from pipeline.stages.sanity import SANITY, SanityResult
 from pipeline.stages.speed import SPEED, SpeedParameters, SpeedResult
 from pipeline.stages.verdict import JUDGE, JudgeResult
@@ -145,7 +147,8 @@ class Evidence:
         """
         content = read_regular(self.file(role, ANSWERS), MAX_ROWS_CHARACTERS)
         answers = parse_answers(content)
-        if digest_bytes(content) != self.typed(EVALUATE, role).result.answers_digest:
+        record = self.record(role)
+        if digest_bytes(content) != FILES[record.stage][1](record):
             raise ValueError("they were changed since they were given")
         texts = _read_private(self.file(role, TEXTS)) if with_texts else {}
         return [replace(row, own={**row.own, **texts.get(row.id, {})}) for row in answers]
@@ -219,6 +222,12 @@ class Evidence:
         return self._sanity_of("baseline")
 
     @property
+    def recorded(self) -> TypedStageRecord[RecordedParameters, RecordedResult] | None:
+        """The baseline, where it is answers on record."""
+        named = RECORDED.name in self.references
+        return self.typed(RECORDED, RECORDED.name) if named else None
+
+    @property
     def trust_remote_code(self) -> bool:
         return self.sanity.parameters.trust_remote_code
 
@@ -240,6 +249,8 @@ class Evidence:
 FILES: Mapping[str, tuple[str, Callable[[StageRecord], str]]] = {
     EVALUATE.name: (ANSWERS, lambda record: EVALUATE.result_of(record).answers_digest),
     ASKED.name: (QUESTIONS, lambda record: ASKED.result_of(record).questions_digest),
+    RECALL.name: (ANSWERS, lambda record: RECALL.result_of(record).answers_digest),
+    RECORDED.name: (ARCHIVE, lambda record: RECORDED.result_of(record).archive_digest),
     SPEED.name: (LOADS, lambda record: SPEED.result_of(record).loads_digest),
 }
 

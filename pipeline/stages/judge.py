@@ -20,6 +20,7 @@ from pipeline.stages.context import StageContext
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.evidence import Evidence
 from pipeline.stages.questions import QUESTIONS as ASKED
+from pipeline.stages.recorded import words_of
 from pipeline.stages.speed import ROLE, SPEED
 from pipeline.stages.starts import StartLedger
 from pipeline.stages.verdict import JUDGE as JUDGE
@@ -83,9 +84,11 @@ def judge_evidence(parameters: JudgeParameters, inputs: Evidence, history: Histo
     if policy.undecided_supporting == "hold":
         gates = [gate.model_copy(update={"holds": gate.tier == "supporting"}) for gate in gates]
     verdict, reason, p_value = overall(gates)
+    recorded = inputs.recorded
+    against = words_of(recorded.parameters) if recorded is not None else ""
     return JudgeResult(
         verdict=verdict,
-        reason="; ".join(filter(None, (reason, history.words))),
+        reason="; ".join(filter(None, (reason, against, history.words))),
         p_value=p_value,
         history=history,
         gates=gates,

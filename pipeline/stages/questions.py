@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 from pydantic import Field
 
 from eval_gates.answer_log import QUESTIONS as FILE
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import for_worker
 from pipeline.stages.context import StageContext
-from prepare.digest import digest_bytes
+from pipeline.stages.packed import unpack
+from prepare.digest import digest_bytes, digest_file
+from prepare.errors import EvidenceError
 from prepare.process_environment import NetworkAccess
 from prepare.record import Record
-from prepare.stage import Stage, WorkerRuntime
+from prepare.stage import Stage, StageReference, WorkerRuntime
+from prepare.store import Store
 from recipes.policy import AnyTask
 
 
@@ -32,6 +39,7 @@ class QuestionsRuntime(WorkerRuntime):
 
     folder: str | None = Field(None, description="of --eval-data, or of a task's file")
     suite: str = Field("", description="its name in the policy")
+    archive: str = Field("", description="evidence that has them, where their source is elsewhere")
 
 
 class QuestionsResult(Record):
@@ -60,6 +68,8 @@ QUESTIONS = Stage("questions", 6, QuestionsParameters, QuestionsRuntime, Questio
 
 def run(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> QuestionsResult:
     """Write questions.jsonl, worked examples included."""
+    if context.runtime.archive:
+        return _from_archive(context)
     parameters = context.parameters
     source = context.parameters.source
     facts = context.run_worker(
@@ -78,4 +88,23 @@ def run(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> Questio
     found = QuestionsResult(**facts, questions_digest=digest)
     if found.dropped:
         context.note(f"{found.dropped} {found.dropped_why}")
+    return found
+
+
+def _from_archive(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> QuestionsResult:
+    """Copy what evidence has; EvidenceError if it is not that of its record."""
+    reference = StageReference(stage=QUESTIONS.name, key=context.spec.key)
+    with TemporaryDirectory(prefix="prepare-recorded-") as unpacked:
+        unpack(Path(context.runtime.archive), Path(unpacked))
+        store = Store(Path(unpacked))
+        found = QUESTIONS.result_of(store.get(reference))
+        place = store.stage_folder(reference.stage, reference.key)
+        if digest_file(place / FILE) != found.questions_digest:
+            raise EvidenceError(
+                "the recorded questions are not those of their record",
+                where=f"suite {context.runtime.suite}",
+                hint="the evidence was changed: get it again from where it was published",
+            )
+        for file in place.glob("*.jsonl"):
+            shutil.copyfile(file, context.folder / file.name)
     return found

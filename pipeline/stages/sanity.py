@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from eval_gates import prompt_scores as scores
 from eval_gates.ask import Client, RefusedError, Request
@@ -64,6 +64,7 @@ class SanityResult(Record):
         )
 
 
+_TEXTS = TypeAdapter(list[SanityText])
 SANITY = Stage("sanity", 3, ServedModel, ServerRuntime, SanityResult)
 
 
@@ -97,7 +98,8 @@ def run(context: StageContext[ServedModel, ServerRuntime]) -> SanityResult:
     )
     baseline: list[SanityText] = []
     if "baseline" in context.spec.inputs:
-        baseline = SANITY.result_of(context.input_record("baseline")).texts
+        # A recorded arm has the same key.
+        baseline = _TEXTS.validate_python(context.input_record("baseline").result["texts"])
     why = "its engine and its API have no such request"
     found: SanityResult | None = None
     reads = find_engine(parameters.serving.engine).dialect.scores_prompts

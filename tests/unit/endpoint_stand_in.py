@@ -22,8 +22,11 @@ Body = dict[str, Any]
 class EndpointStandIn(HttpStandIn):
     """The server. `requests` are the paths and bodies that it was sent."""
 
-    def __init__(self, lacks: Collection[str] = (), model: str = "m", status: int = 200) -> None:
+    def __init__(
+        self, lacks: Collection[str] = (), model: str = "m", status: int = 200, length: int = 1024
+    ) -> None:
         self.lacks, self.model, self.status = set(lacks), model, status
+        self.length = length
         self.requests: list[tuple[str, Body]] = []
         stand_in = self
 
@@ -80,7 +83,7 @@ class _Handler(SilentHandler):
     endpoint: EndpointStandIn
 
     def do_GET(self) -> None:
-        found = {"data": [{"id": self.endpoint.model, "max_model_len": 1024}]}
+        found = {"data": [{"id": self.endpoint.model, "max_model_len": self.endpoint.length}]}
         self.send(200, json.dumps(found).encode())
 
     def do_POST(self) -> None:

@@ -266,7 +266,7 @@ def run_stage(
 def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any]:
     """What the stage finds: pretended, or by its own code."""
     stage, variant = context.spec.stage, context.spec.variant
-    if stage in ("adopt", "evaluate", "speed", "block", "judge"):
+    if stage in ("adopt", "evaluate", "speed", "block", "judge", "recorded", "recall"):
         return stage_code(stage).run(context).model_dump(mode="json")
     if stage == "questions":
         rows = models.questions_of(variant)

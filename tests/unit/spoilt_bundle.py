@@ -11,10 +11,11 @@ from fake_run import RECIPE
 from pretend_stages import edit
 
 from artifacts.evidence import verify as bundle_check
-from artifacts.evidence.bundle import VERDICT, pack, unpack
+from artifacts.evidence.bundle import VERDICT
 from artifacts.evidence.manifest import MANIFEST, list_files
 from artifacts.evidence.verify import BundleCheck
 from pipeline.stages import newest_revision
+from pipeline.stages.packed import pack, unpack
 from prepare.errors import EvidenceError
 from prepare.stage import StageRecord, stage_key
 from prepare.store import RECORD

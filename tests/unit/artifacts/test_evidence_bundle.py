@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from pretend_stages import edit
 from spoilt_bundle import RECIPE, check_bundle, found, opened, rewrite_manifest, stage_folder
 
-from artifacts.evidence.bundle import VERDICT, pack, unpack
+from artifacts.evidence.bundle import VERDICT
 from artifacts.evidence.manifest import MANIFEST
+from pipeline.stages.packed import pack, unpack
 from prepare.errors import EvidenceError
 from prepare.store import RECORD
 from recipes.checkpoints.weight_files import ARCHIVE, BUNDLE

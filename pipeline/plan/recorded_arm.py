@@ -1,0 +1,272 @@
+"""Answers on record as the baseline of a comparison: NAME@ALIAS, or RUN:VARIANT of the store.
+
+The evidence is checked as `prepare verify` does, before anything is asked. Policy, questions,
+lengths and margins come from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from artifacts.deploy.registered import checked_folder, find_version, open_version
+from artifacts.evidence.verify import check_archive, check_run, read_archive
+from artifacts.registry import Registry
+from artifacts.run_record import RunReport, find_run
+from eval_gates.clusters import group_by_cluster
+from eval_gates.suites.suite_kind import kind_of
+from pipeline.environments.settings import Settings
+from pipeline.plan.data_sources import SourceResolver
+from pipeline.stages.attempts import JudgeParameters
+from pipeline.stages.evaluate import EVALUATE, TEXTS
+from pipeline.stages.evidence import Evidence
+from pipeline.stages.packed import files_of, pack
+from pipeline.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
+from pipeline.stages.recall import RECALL, RecallParameters, RecallRuntime
+from pipeline.stages.recorded import (
+    RECORDED,
+    RecordedParameters,
+    RecordedResult,
+    RecordedRuntime,
+    Side,
+    compared_policy,
+)
+from pipeline.stages.verdict import JUDGE
+from prepare.digest import digest_file
+from prepare.errors import EvidenceError, PrepareError, UsageError
+from prepare.own_command import own_command
+from prepare.stage import StageRecord, StageReference, StageSpec
+from prepare.store import Store
+from recipes.catalog import BASELINE
+from recipes.checkpoints.weight_files import ARCHIVE
+from recipes.policy import Policy
+
+ARM = "baseline"
+
+
+@dataclass(frozen=True)
+class RecordedArm:
+    """A checked record, which a plan has as its baseline.
+
+    `evidence` has been read to memory. `tokenizer` is the folder of the weights, if it is here.
+    """
+
+    parameters: RecordedParameters
+    archive: Path
+    evidence: Evidence
+    facts: RecordedResult
+    tokenizer: Path | None
+
+    @property
+    def judged(self) -> JudgeParameters:
+        return self.evidence.judge.parameters
+
+    @property
+    def policy(self) -> Policy:
+        return compared_policy(self.judged.policy, self.parameters.left_out)
+
+    @property
+    def by_chat(self) -> bool:
+        endpoint = self.facts.served.endpoint
+        return endpoint is not None and endpoint.chat
+
+    @property
+    def reference(self) -> dict[str, str]:
+        """What identifies the baseline for attempts."""
+        return {"recorded": self.parameters.judge, "side": self.parameters.side}
+
+    def asked(self, suite: str) -> StageRecord:
+        """Return the record of a suite's answers."""
+        return self.evidence.record(f"{self.parameters.side}.{suite}")
+
+    def counts(self) -> dict[str, int | None]:
+        """Return the answered questions, or clusters, by suite: no look goes further."""
+        return {
+            name: len(group_by_cluster(self.evidence.answers(f"{self.parameters.side}.{name}")))
+            for name in self.policy.suites
+        }
+
+    def without(self, left_out: Sequence[str]) -> RecordedArm:
+        """Return the arm without these suites."""
+        parameters = self.parameters.model_copy(update={"left_out": tuple(sorted(left_out))})
+        return replace(self, parameters=parameters)
+
+    # --- what is not there ----------------------------------------------------------------------
+
+    def lacking(self, store: Store, sources: SourceResolver) -> Iterator[tuple[str, str]]:
+        """Yield suites that cannot be compared here, each with the reason."""
+        for name, suite in self.judged.policy.suites.items():
+            kind = kind_of(suite)
+            try:
+                kind.check_machine(suite)
+            except PrepareError as error:
+                yield name, error.message
+                continue
+            if kind.reads_baseline and self._texts(name, store) is None:
+                yield name, "its private texts are not in evidence, and this store lacks them"
+            elif self._questions_from(name, store, sources) is None:
+                yield name, "its questions are not whole in evidence, and this store lacks them"
+
+    def _texts(self, name: str, store: Store) -> Path | None:
+        """Return the private texts of a suite's answers in this store."""
+        asked = self.asked(name)
+        there = store.find(asked.stage, asked.key)
+        file = store.stage_folder(asked.stage, asked.key) / TEXTS
+        return (
+            file if there is not None and there.result == asked.result and file.exists() else None
+        )
+
+    def _questions_from(
+        self, name: str, store: Store, sources: SourceResolver
+    ) -> QuestionsRuntime | None:
+        """Return where the recorded questions are, if they are anywhere."""
+        record = self.evidence.record(f"questions.{name}")
+        runtime = QuestionsRuntime(environment="evaluate", suite=name)
+        there = store.find(record.stage, record.key)
+        if there is not None:
+            return runtime if there.result == record.result else None
+        suite = self.judged.policy.suites[name]
+        try:
+            source = sources.suite(name, suite)
+        except PrepareError:
+            source = None
+        wanted = QUESTIONS.parameters_of(record).source
+        if source is not None and source.identity == wanted and wanted.kind != "hub":
+            folder = str(source.folder) if source.folder else None
+            return runtime.model_copy(update={"folder": folder})
+        if kind_of(suite).is_whole_in_bundle:
+            return runtime.model_copy(update={"archive": str(self.archive)})
+        return None
+
+    # --- stages ---------------------------------------------------------------------------------
+
+    def stage(self, store: Path) -> StageSpec:
+        """Return the stage that keeps the evidence."""
+        runtime = RecordedRuntime(archive=str(self.archive))
+        return RECORDED.spec(ARM, self.parameters, {}, runtime, store)
+
+    def questions_stage(self, name: str, store: Path, sources: SourceResolver) -> StageSpec:
+        """Return the stage that laid the recorded questions out."""
+        record = self.evidence.record(f"questions.{name}")
+        runtime = self._questions_from(name, Store(store), sources)
+        assert runtime is not None, f"{name} is left out"
+        parameters: QuestionsParameters = QUESTIONS.parameters_of(record)
+        return QUESTIONS.spec(name, parameters, {}, runtime, store)
+
+    def recall_stage(
+        self, name: str, inputs: Mapping[str, StageSpec | StageReference], store: Path
+    ) -> StageSpec:
+        """Return the stage that takes a suite's answers out of the evidence."""
+        asked = self.asked(name)
+        parameters = EVALUATE.parameters_of(asked)
+        texts = self._texts(name, Store(store))
+        reads_texts = kind_of(parameters.suite).reads_baseline and texts is not None
+        return RECALL.spec(
+            ARM,
+            RecallParameters(
+                **dict(self.facts.served),
+                suite=parameters.suite,
+                max_length=parameters.max_length,
+                evaluate=asked.key,
+            ),
+            inputs,
+            RecallRuntime(suite=name, texts=str(texts) if reads_texts else ""),
+            store,
+        )
+
+
+def is_recorded(baseline: str) -> bool:
+    """Return whether a baseline is named as answers on record, not as a URL."""
+    return "://" not in baseline
+
+
+def open_record(
+    reference: str, registry: Registry, weights: Path | None, settings: Settings, scratch: Path
+) -> RecordedArm:
+    """Return NAME@ALIAS or RUN:VARIANT after checking it; `scratch` outlives the arm.
+
+    UsageError: there is none. EvidenceError: it is incomplete, or was changed.
+    """
+    if "@" in reference:
+        return _of_version(reference, registry, weights, settings)
+    run, mark, variant = reference.rpartition(":")
+    if not mark or not run or variant.startswith("/"):
+        raise UsageError(
+            f"'{reference}' is neither a URL nor answers on record",
+            where="--baseline",
+            hint="write http://HOST:PORT, NAME@ALIAS of the registry, or RUN:VARIANT of this store",
+        )
+    if weights is not None:
+        raise UsageError(
+            "the answers of a run have no folder of weights",
+            where="--weights",
+            hint="leave it out; --tokenizer names the tokenizer's folder where the store lacks it",
+        )
+    return _of_run(find_run(settings.open_store(), run), variant, settings.open_store(), scratch)
+
+
+def _of_version(
+    reference: str, registry: Registry, weights: Path | None, settings: Settings
+) -> RecordedArm:
+    version = find_version(registry, reference)
+    folder = checked_folder(version, weights, settings, "gate")
+    # Nothing of it is run: its tokenizer is loaded without its code.
+    past = open_version(version, folder, trust_remote_code=True)
+    origin = f"{version.name}@{version.version}"
+    judge = past.bundle.judges[past.bundle.recipe]
+    return _read(folder / ARCHIVE, origin, judge, "candidate", folder)
+
+
+def _of_run(report: RunReport, variant: str, store: Store, scratch: Path) -> RecordedArm:
+    judges = report.judges
+    wanted = next(iter(judges), "") if variant == BASELINE else variant
+    if wanted not in judges or report.tuning is not None:
+        raise UsageError(
+            f"run {report.run} has no verdict on '{variant}', and so no answers to compare with",
+            where="--baseline",
+            hint=f"it judged: {', '.join(judges) or 'nothing'}; or 'baseline'",
+        )
+    for check in check_run(report, store):
+        if check.recipe == wanted and check.differences:
+            raise EvidenceError(
+                f"the run's evidence does not give its verdict: {check.differences[0]}",
+                where=f"run {report.run}",
+                hint=f"`{own_command('verify', report.run)}` names every difference; name another "
+                "run, or a registered version",
+            )
+    evidence = Evidence.of_verdict(store, judges[wanted])
+    if evidence.recorded is not None:
+        raise UsageError(
+            "these answers were themselves compared with recorded ones: a slow decline would pass "
+            "from one comparison to the next",
+            where=f"--baseline {report.run}:{variant}",
+            hint="name what they were compared with: "
+            f"--baseline {evidence.recorded.parameters.origin}",
+        )
+    records: dict[str, StageRecord] = {}
+    pending = [StageReference(stage=JUDGE.name, key=judges[wanted])]
+    for reference in pending:
+        record = evidence.find_at(reference)
+        if record is not None and record.key not in records:
+            records[record.key] = record
+            pending += record.inputs.values()
+    archive = scratch / "evidence.tar.gz"
+    pack(archive, files_of(records.values(), store))
+    made = [r for r in records.values() if r.stage in ("quantize", "adopt")]
+    folders = [store.stage_folder(each.stage, each.key) / "output" for each in made]
+    tokenizer = next((folder for folder in folders if folder.is_dir()), None)
+    side: Side = "baseline" if variant == BASELINE else "candidate"
+    return _read(archive, f"{report.run}:{variant}", judges[wanted], side, tokenizer)
+
+
+def _read(
+    archive: Path, origin: str, judge: str, side: Side, tokenizer: Path | None
+) -> RecordedArm:
+    """Compute the recorded verdict again, and return the arm."""
+    parameters = RecordedParameters(
+        origin=origin, archive=digest_file(archive), judge=judge, side=side
+    )
+    with read_archive(archive) as store:
+        evidence, facts = check_archive(store, parameters, origin)
+    return RecordedArm(parameters, archive, evidence, facts, tokenizer)
