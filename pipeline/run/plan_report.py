@@ -116,11 +116,12 @@ class PlanReport:
         for variant, size in self.weights_bytes.items():
             share = f"{100 * size / self.source_bytes:.0f} % of the source"
             yield f"{variant}: {size / 1e6:,.1f} MB, {share}"
-        if self.order:
+        if self.choices.asked.until_pass and len(self.choices.recipes) > 1:
+            names = ", then ".join(self.order) or "the variants"
             yield (
-                f"--until pass: {', then '.join(self.order)}, from the largest down, each with an "
-                f"error rate of {format_percent(self.choices.level, 1)}; it ends at the first that "
-                "does not pass, and the last that passed is promoted"
+                f"--until pass: {names}, from the largest down, each with an error rate of "
+                f"{format_percent(self.choices.level, 1)}; it ends at the first that does not "
+                "pass, and the last that passed is promoted"
             )
 
     def last_lines(self) -> Iterator[str]:

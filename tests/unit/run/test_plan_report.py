@@ -282,3 +282,28 @@ class TestDemo:
         assert "minutes, by the model's size" in last(found)
         assert (found.weights_bytes, found.to_dict()["checkpoint"]) == ({}, None)
         assert not planning.settings.store.exists()
+
+
+class TestUntilPass:
+    """Named from the smallest up, FP8 is asked first."""
+
+    NAMED = ("awq-w4a16", "fp8-dynamic")
+
+    def told(self, found: PlanReport) -> list[str]:
+        return [line for line in found.lines() if line.startswith("--until pass: ")]
+
+    def test_the_order_and_the_whole_level_are_told(self, planning: Planning) -> None:
+        found = planning.forecast(recipes=self.NAMED, until="pass")
+        assert found.order == ("fp8-dynamic", "awq-w4a16")
+        assert found.to_dict()["order"] == list(found.order)
+        (line,) = self.told(found)
+        assert "fp8-dynamic, then awq-w4a16" in line
+        shared = planning.forecast(recipes=self.NAMED)
+        assert not self.told(shared)
+        levels = [{gate.alpha for gate in report.power} for report in (found, shared)]
+        assert min(levels[0]) == pytest.approx(2 * min(levels[1]))
+
+    def test_before_the_checkpoint_is_made_the_order_is_not_known(self, planning: Planning) -> None:
+        found = planning.forecast(checkpoint="demo:smollm2-135m", recipes=self.NAMED, until="pass")
+        assert found.order == ()
+        assert len(self.told(found)) == 1
