@@ -133,7 +133,7 @@ class Client:
         self._concurrency = max(1, concurrency)
         self.max_length = max_length
         self._tokenizer = tokenizer
-        self._by_chat = by_chat
+        self.by_chat = by_chat
         self._is_chat = is_chat
         self._template_arguments = dict(template_arguments or {})
         self._socket = socket
@@ -251,13 +251,13 @@ class Client:
         sent = {key: value for key, value in settings.items() if key not in _OWN_SETTINGS}
         body = {"model": self.model, "seed": seed, **PLAIN_SAMPLING, **sent}
         # A stop string could end the thoughts, so the endpoint gets none.
-        if thinking is None and (stops or not self._by_chat):
+        if thinking is None and (stops or not self.by_chat):
             body["stop"] = list(stops)
         has_begun = False
         special = list[str]()
         tokens = list[int]()
-        is_messages = self._by_chat or bool(question.messages)
-        if not self._by_chat:
+        is_messages = self.by_chat or bool(question.messages)
+        if not self.by_chat:
             prompt = self.shown(question)
             tokens = self._encode(prompt)
             if room == "model":
@@ -277,7 +277,7 @@ class Client:
         def read(answer: Any) -> Reply:
             parse = replies.read_chat if is_messages else replies.read_completion
             found, reasoning = parse(answer)
-            if self._by_chat and isinstance(room, int) and found.tokens > room:
+            if self.by_chat and isinstance(room, int) and found.tokens > room:
                 raise ValueError(f"it gives {found.tokens} tokens where {room} are the limit")
             return replies.finish(
                 found, reasoning, stops, thinking, has_begun=has_begun, special_tokens=special
@@ -294,7 +294,7 @@ class Client:
         return [{"role": "user", "content": question.prompt}]
 
     async def _choose(self, questions: Sequence[Question]) -> list[list[Reply]]:
-        if self._by_chat:
+        if self.by_chat:
             work = [self._answered([self._write_choice(each)]) for each in questions]
             return await _gather(work)
         pairs = [self._pairs(question) for question in questions]
@@ -385,7 +385,7 @@ class Client:
     def _check_fit(self, lengths: Sequence[int]) -> None:
         """Raise StageError for a length that a server could cut."""
         too_long = [length for length in lengths if length > self.max_length]
-        if too_long and not self._by_chat:
+        if too_long and not self.by_chat:
             raise StageError(
                 f"{len(too_long)} of {len(lengths)} questions are too long: with the answer, the "
                 f"longest has {max(too_long)} tokens, and {self.max_length} fit",
@@ -394,7 +394,7 @@ class Client:
             )
 
     async def _send(self, request: Request) -> Any:
-        if not (self._by_chat and request.path == CHAT):
+        if not (self.by_chat and request.path == CHAT):
             return await self._try_often(request)
         refused: _RejectedRequestError | None = None
         for form in self._forms:

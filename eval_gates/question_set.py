@@ -70,7 +70,9 @@ def without_copies(questions: Questions, note: Callable[[str], None], place: str
 
 
 def with_fields(questions: Questions, files: Sequence[Path]) -> Questions:
-    """Return the questions with all fields of their files."""
+    """Return the questions with all fields of their files; a kind may have given them."""
+    if all(FIELDS in each.data for each in questions):
+        return questions
     found = [row for file in files for _, row in read_rows(file)]
     fields = found + [{}] * len(questions)
     return [

@@ -66,6 +66,7 @@ def judge_suite(
         raise ValueError(f"{name}: the answers to {planned - n} of {planned} values are missing")
     # Answers after the look that decides change nothing.
     rows = sum(map(len, groups[:n]))
+    asked = (baseline, candidate)
     baseline = baseline[:rows]
     candidate = candidate[:rows]
     before = before[:n]
@@ -126,7 +127,8 @@ def judge_suite(
         noise_floor=floor,
         nats=nats,
         depths=report_depths(baseline, candidate, kind.depth),
-        groups=kind.groups(baseline, candidate),
+        # Other gates had all turns asked, so their curve is of all.
+        groups=kind.groups(*(asked if kind.asks_baseline_twice else (baseline, candidate))),
         verdict=decision.verdict,
         reason=f"{_describe_scores(scores, n, nats)}; {decision.reason}",
         suspicious=decision.suspicious,

@@ -19,7 +19,7 @@ PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 CEILINGS = {
     "tokens": 335_000,
     "own_names_imported_per_file": 12.1,
-    "classes": 475,
+    "classes": 495,
     "tuple_assignments": 0,
     "files_in_a_folder": 27,
     "class_names_with_two_meanings": 0,

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from eval_gates.reply_forms import read_content
+from prepare.digest import digest_json
 from prepare.errors import EvaluationDataError, StageError
+from prepare.untrusted import parse_json
 
 STEM = "conversations"
 CARRIED_FILE = Path(__file__).parents[1] / "data" / "conversations.jsonl"
 TEXTS = "conversations.jsonl"  # next to the questions; never in a bundle
 TOLD = "Summarize the following text in one paragraph.\n\n"
+SESSION = "session"
+_ROLES = ("system", "user", "assistant", "tool")
 _HINT = "each line needs messages (as of OpenAI's chat API; tools, too) or prompt (a text)"
+_TURNS_HINT = "each line needs messages, as of OpenAI's chat API: texts, and calls of tools"
 
 
 def read_chat_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -35,6 +43,170 @@ def read_chat_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
     if isinstance(prompt, str) and prompt:
         return {"prompt": prompt}
     raise EvaluationDataError("the line has no conversation", where=place, hint=_HINT)
+
+
+class Turn(NamedTuple):
+    """A place of a session at which the model writes."""
+
+    session: str
+    number: int
+    messages: list[dict[str, Any]]  # before it
+    tools: list[Any]  # in OpenAI's form; a text names one that prepare carries
+    fields: dict[str, Any]  # other keys of the line
+
+
+class _EndedError(Exception):
+    """What follows in a session cannot be rendered."""
+
+
+def read_turns(
+    rows: Sequence[tuple[str, Mapping[str, Any]]], carried: Collection[str] = ()
+) -> tuple[list[Turn], list[str]]:
+    """Return each place at which an assistant writes, and what was read otherwise, with its line.
+
+    Lines with equal `session` are one; of a turn that several lines have, the first counts. `rows`
+    have their places, and `carried` the names of tools that a line may name. EvaluationDataError:
+    a line is no conversation.
+    """
+    turns = list[Turn]()
+    remarks = list[str]()
+    seen = set[tuple[str, str]]()
+    counts = Counter[str]()
+    for number, (place, row) in enumerate(rows):
+        session = str(row.get(SESSION, row.get("id", f"session/{number}")))
+        tools = _read_tools(row, place, carried)
+        fields = {key: row[key] for key in row.keys() - {"messages", "tools", "functions"}}
+        for before in _places_to_write(row, place, remarks):
+            content = (session, digest_json([before, tools]))
+            if content not in seen:
+                seen.add(content)
+                turns.append(
+                    Turn(session, counts[session], before, tools, {**fields, SESSION: session})
+                )
+                counts[session] += 1
+    return turns, remarks
+
+
+def _places_to_write(
+    row: Mapping[str, Any], place: str, remarks: list[str]
+) -> list[list[dict[str, Any]]]:
+    """Return the messages before each turn of the assistant, the one after the end included."""
+    messages = row.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise EvaluationDataError("the line has no messages", where=place, hint=_TURNS_HINT)
+    read = list[dict[str, Any]]()
+    found = list[list[dict[str, Any]]]()
+    for number, message in enumerate(messages, start=1):
+        where = f"{place}, message {number}"
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise EvaluationDataError("a message has no role", where=where, hint=_TURNS_HINT)
+        is_answer = message["role"] == "assistant"
+        if is_answer and read and read[-1]["role"] != "assistant":
+            found.append(list(read))
+        try:
+            read.append(_read_message(message, where, remarks))
+            if is_answer and len(read) > 1 and read[-2]["role"] == "assistant":
+                raise _EndedError("the assistant writes twice in a row")
+        except _EndedError as error:
+            remarks.append(f"{where}: {error}; the session is read up to there")
+            break
+    else:
+        if read[-1]["role"] != "assistant":
+            found.append(read)
+    if not found:
+        raise EvaluationDataError(
+            "the conversation has no place at which an assistant writes",
+            where=place,
+            hint=_TURNS_HINT,
+        )
+    return found
+
+
+def _read_message(message: Mapping[str, Any], where: str, remarks: list[str]) -> dict[str, Any]:
+    """Return a message in the form that every server takes; _EndedError for a damaged answer."""
+    role = message["role"]
+    if role == "developer":
+        remarks.append(f"{where}: the role developer is read as system")
+        role = "system"
+    if role not in _ROLES:
+        raise EvaluationDataError(
+            f"the role {str(role)[:40]!r} is unknown",
+            where=where,
+            hint=f"roles are developer, {', '.join(_ROLES)}",
+        )
+    try:
+        text, _, _ = read_content(message.get("content"))
+    except ValueError as error:
+        raise EvaluationDataError(
+            "the message is not a text", where=where, hint=_TURNS_HINT
+        ) from error
+    found: dict[str, Any] = {"role": role, "content": text}
+    if role == "tool":
+        found |= {key: message[key] for key in ("tool_call_id", "name") if message.get(key)}
+    if role != "assistant":
+        return found
+    calls = message.get("tool_calls") or []
+    if not calls and message.get("function_call"):
+        calls = [{"function": message["function_call"]}]  # OpenAI's first API of functions
+    if not isinstance(calls, list):
+        raise EvaluationDataError("'tool_calls' is no list", where=where, hint=_TURNS_HINT)
+    if not calls and not text.strip():
+        raise _EndedError("the assistant writes nothing")
+    if calls:
+        found["tool_calls"] = [_read_call(each, number) for number, each in enumerate(calls)]
+    return found
+
+
+def _read_call(call: Any, number: int) -> dict[str, Any]:
+    """Return a call of the log, its arguments as a JSON text."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise _EndedError("a call has no name")
+    arguments = function.get("arguments")
+    if isinstance(arguments, dict):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    if not isinstance(arguments, str | None):
+        raise _EndedError("a call's arguments are no object")
+    try:
+        if not isinstance(parse_json(arguments or "{}", whole_text=False), dict):
+            raise _EndedError("a call's arguments are no object")
+    except ValueError as error:
+        raise _EndedError("a call is cut off: its arguments are no JSON") from error
+    id_ = str(call.get("id") or f"call_{number}")
+    named = {"name": function["name"], "arguments": arguments or "{}"}
+    return {"id": id_, "type": "function", "function": named}
+
+
+def _read_tools(row: Mapping[str, Any], place: str, carried: Collection[str]) -> list[Any]:
+    """Return a line's tools in OpenAI's form; EvaluationDataError for others."""
+    listed = row.get("tools", row.get("functions")) or []
+    if not isinstance(listed, list):
+        raise EvaluationDataError("'tools' is no list", where=place, hint=_TURNS_HINT)
+    found = list[Any]()
+    names = set[str]()
+    for each in listed:
+        name = each
+        if isinstance(each, dict):
+            function = each.get("function", each)
+            name = function.get("name") if isinstance(function, dict) else None
+            each = {"type": "function", "function": function}
+        if isinstance(each, str) and each not in carried:
+            raise EvaluationDataError(
+                f"no carried tool has the name '{each[:80]}'",
+                where=place,
+                hint="write the tool itself, in OpenAI's form",
+            )
+        if not isinstance(name, str) or not name:
+            raise EvaluationDataError("a tool has no name", where=place, hint=_TURNS_HINT)
+        if name in names:
+            raise EvaluationDataError(
+                f"several tools have the name '{name[:80]}', so a call of it says nothing",
+                where=place,
+                hint="give each tool of a request a separate name",
+            )
+        names.add(name)
+        found.append(each)
+    return found
 
 
 def tokenized(

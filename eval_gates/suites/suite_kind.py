@@ -68,6 +68,8 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
     benchmark: HubBenchmark | None = None
     # A variant's questions include the baseline's answers.
     reads_baseline: bool = False
+    # The baseline's answers are compared with those of another start of it.
+    asks_baseline_twice: bool = False
     # An answer that was cut off is scored as well as a whole one: summaries have one length.
     reads_cut_off: bool = False
     # Own keys with texts, which are stored apart from bundled answers.

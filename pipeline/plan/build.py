@@ -10,6 +10,7 @@ from typing import Any
 from eval_gates.cost import MIN_PROBLEMS
 from eval_gates.depth import EVERY_VALUE, DepthSuite
 from eval_gates.stopping import gate_rule_of
+from eval_gates.suites.suite_kind import kind_of
 from pipeline.environments.definition import LOAD_GENERATOR
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.plan import Arm, Plan, repeat_role
@@ -17,7 +18,12 @@ from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_speed_ga
 from pipeline.serving.served_model import ServerRuntime
 from pipeline.stages.attempts import AttemptLedger, Counted, Trial, trial_of
 from pipeline.stages.block import BASELINE, BlockParameters, LoadParameters
-from pipeline.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateRuntime
+from pipeline.stages.evaluate import (
+    EVALUATE,
+    REFERENCE,
+    EvaluateParameters,
+    EvaluateRuntime,
+)
 from pipeline.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
 from pipeline.stages.sanity import SANITY
 from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
@@ -83,7 +89,14 @@ class Builder:
                 for name, spec in first.items()
                 if policy.suites[name].noise_floor_questions
             }
-            baseline = _with(baseline, {**first, **repeats})
+            references = {
+                repeat_role(name): self._reference(
+                    name, questions[name], baseline, EVALUATE.parameters_of(spec).repeat
+                )
+                for name, spec in first.items()
+                if REFERENCE in spec.inputs
+            }
+            baseline = _with(baseline, {**references, **first, **repeats})
         return Plan(
             policy=pinned,
             shared=shared,
@@ -195,12 +208,17 @@ class Builder:
             inputs["weights"] = arm.stages["check_weights"]
         rule = counted = None
         least = 0
+        kind = kind_of(suite)
+        if kind.asks_baseline_twice:
+            least = EVERY_VALUE
+            if against is None:
+                inputs[REFERENCE] = self._reference(name, questions, arm, number)
         if against is not None and arm.recipe.family != "baseline":
             inputs["baseline"] = against
             rule = gate_rule_of(suite, arm.recipe.family, trial.level)
             counted = Counted(trial=trial, gate=name, run=self.run)
             if self.policy.cost is not None and name in self.policy.cost.suites:
-                least = MIN_PROBLEMS
+                least = max(least, MIN_PROBLEMS)
             if isinstance(suite, DepthSuite) and suite.at_depth is not None:
                 least = EVERY_VALUE
         return EVALUATE.spec(
@@ -230,6 +248,31 @@ class Builder:
     def _in_flight(self) -> int:
         """Requests in flight of suites that name no number."""
         return self.profile.concurrency if self.profile else DEFAULT_CONCURRENCY
+
+    def _reference(self, name: str, questions: StageSpec, baseline: Arm, number: int) -> StageSpec:
+        """Return the stage whose answers all others are compared with, from another start."""
+        suite = self.policy.suites[name]
+        in_flight = suite.concurrency or self._in_flight
+        return EVALUATE.spec(
+            baseline.recipe.name,
+            EvaluateParameters(
+                **dict(baseline.identity),
+                suite=suite,
+                environment=self.identities["evaluate"],
+                max_length=baseline.max_length,
+                max_questions=suite.questions,
+                is_again=True,
+                repeat=number,
+            ),
+            {"sanity": baseline.stages["sanity"], "questions": questions},
+            EvaluateRuntime(
+                tokenizer=str(baseline.folder),
+                environment="evaluate",
+                suite=repeat_role(name),
+                concurrency=max(1, in_flight // 2),
+            ),
+            self.store,
+        )
 
     def _repeat(self, name: str, first: StageSpec) -> StageSpec:
         """Return the stage that repeats the first questions."""

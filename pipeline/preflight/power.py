@@ -16,11 +16,14 @@ from statistics import NormalDist
 from typing import Any
 
 from eval_gates.cost import MIN_PROBLEMS
+from eval_gates.decision_gate import gate_name
 from eval_gates.statistics.assay_sensitivity import min_questions_for_sensitivity
+from eval_gates.statistics.bound import min_identical_values
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import Look, min_unchanged_values, planned_looks
 from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.stopping import comparison_of
+from eval_gates.suites.decision_task import KindGate, gates_of
 from eval_gates.suites.suite_kind import SuiteKind, kind_of
 from pipeline.plan.data_sources import check_independence
 from pipeline.stages.questions import QuestionsResult
@@ -72,16 +75,18 @@ def chances(
     loss: float,
     size: float = 1.0,
     baseline: float = 0.5,
+    looks: Sequence[Look] = (),
 ) -> Chances:
     """Return the chances of a gate of answers.
 
-    `alpha` is over all looks. `values` counts questions, or clusters. `loss` is the true drop of
-    the mean, and `size` a score's change. A recovery depends on `baseline`, the mean score.
+    `alpha` is over all looks, the usual ones if none are given. `values` counts questions, or
+    clusters. `loss` is the true drop of the mean, and `size` a score's change. A recovery depends
+    on `baseline`, the mean score.
     """
     from eval_gates.statistics.bound import counted_bounds
 
     outcomes = _outcomes(comparison, flips, loss, size, baseline)
-    looks = planned_looks(values, comparison.margin)
+    looks = looks or planned_looks(values, comparison.margin)
     is_counted = comparison.kind == "points" and size == 1
     if is_counted and values * max(flips, loss) <= _MAX_COUNTED_FLIPS:
         return _draw_chances(comparison, alpha, looks, outcomes[0][1], outcomes[2][1])
@@ -241,7 +246,10 @@ def policy_power(
 
     `counts` are available questions; `level` None means a first attempt's.
     """
-    return tuple(gate.power() for gate in _gates(policy, recipes, counts, level))
+    gates = _gates(policy, recipes, counts, level)
+    return tuple(gate.power() for gate in gates) + tuple(
+        gate.power() for gate in _kind_gates(policy, recipes, counts, level)
+    )
 
 
 def check_power(
@@ -258,6 +266,7 @@ def check_power(
     """
     check_independence(policy, progress)
     found = [(g.suite.tier, g.refusal()) for g in _gates(policy, recipes, counts, level)]
+    found += [(g.gate.tier, g.refusal()) for g in _kind_gates(policy, recipes, counts, level)]
     if (cost := policy.cost) is not None:
         asked = {n: _available(policy, n, counts) for n in cost.suites if n in policy.suites}
         found += [(cost.tier, _cost_refusal(name, number)) for name, number in asked.items()]
@@ -352,6 +361,8 @@ class _SuiteGate:
                 lost = f"{100 * usual.loss:g} points (usual, {100 * self.flips:g} % flips)"
                 of_usual, said = self._outcome(usual.loss, lost)
                 words += f"; {said}"
+            if self.kind.asks_baseline_twice:
+                words += f"; {words_at_sessions(self.comparison, self.alpha, self.flips)}"
             if self.must_exceed:
                 words += f"; the baseline must score above {100 * self.must_exceed:.3g} %"
             if self.kind.scores_unrelated:
@@ -436,6 +447,115 @@ class _SuiteGate:
     def _error(self, message: str, hint: str) -> UsageError:
         where = f"policy key suites.{self.name}.margins.{self.family}"
         return UsageError(message, where=where, hint=hint)
+
+
+@dataclass(frozen=True)
+class _KindGatePower:
+    """A suite's own gate on one kind of decision, for a family."""
+
+    suite: str
+    name: str
+    gate: KindGate
+    family: Family
+    alpha: float
+    flips: float
+    sessions: int | None  # that have such a turn; None if unknown
+
+    @property
+    def comparison(self) -> Comparison:
+        return Comparison.points(self.gate.margins[self.family])
+
+    def power(self) -> GatePower:
+        margin = self.gate.margins[self.family]
+        words = (
+            f"{self.name}, {self.family}, {self.gate.tier}: a margin of {100 * margin:g} points of "
+            "such turns"
+        )
+        passes = None
+        if self.gate.tier == "advisory":
+            words = f"{self.name}, advisory: shown, decides nothing"
+        elif self.sessions is None:
+            words += "; how many sessions there are is known once they are laid out"
+        else:
+            found = one_look(self.comparison, self.alpha, self.sessions, self.flips, 0.0)
+            is_critical = self.gate.tier == "critical"
+            passes = found.passes if is_critical else 1 - found.fails
+            said = "passes" if is_critical else "fails"
+            chance = found.passes if is_critical else found.fails
+            words += (
+                f", about {self.sessions:,} sessions (assumed: {100 * self.gate.sessions:g} % have "
+                f"such a turn); {said} {format_chance(chance)} of variants that lose nothing"
+            )
+            words += f"; {words_at_sessions(self.comparison, self.alpha, self.flips)}"
+        return GatePower(
+            gate=self.name,
+            tier=self.gate.tier,
+            family=self.family,
+            alpha=self.alpha,
+            units=self.sessions,
+            passes=passes,
+            usual=passes,
+            words=words,
+        )
+
+    def refusal(self) -> UsageError | None:
+        """Return why a critical gate cannot pass, or None."""
+        least = min_identical_values(self.gate.margins[self.family], self.alpha)
+        if self.gate.tier != "critical" or self.sessions is None or self.sessions >= least:
+            return None
+        return UsageError(
+            f"the gate '{self.name}' cannot pass: even when no decision changes it takes {least} "
+            f"sessions with such a turn, and about {self.sessions} are assumed",
+            where=f"policy key suites.{self.suite}, margins of {self.family}",
+            hint="give more sessions; or a wider margin; or 'tier: supporting'; 'sessions' is the "
+            "assumed share that has such a turn",
+        )
+
+
+SHOWN_SESSIONS = (50, 200, 1_000)
+
+
+def one_look(
+    comparison: Comparison, alpha: float, sessions: int, flips: float, loss: float
+) -> Chances:
+    """Return the chances of a gate with one look at the end."""
+    looks = (Look(sessions, 1.0),)
+    return chances(comparison, alpha, sessions, flips=flips, loss=loss, looks=looks)
+
+
+def words_at_sessions(comparison: Comparison, alpha: float, flips: float) -> str:
+    """Return what numbers of sessions decide, as a sentence."""
+    twice = min(0.95, 2 * comparison.size)
+    found = [
+        [one_look(comparison, alpha, n, flips, loss) for loss in (0.0, twice)]
+        for n in SHOWN_SESSIONS
+    ]
+    passes = " / ".join(format_chance(same.passes) for same, _ in found)
+    fails = " / ".join(format_chance(worse.fails) for _, worse in found)
+    counts = " / ".join(f"{n:,}" for n in SHOWN_SESSIONS)
+    return (
+        f"{counts} such sessions pass {passes} of variants that lose nothing, and fail {fails} of "
+        f"those that lose {100 * twice:g} points"
+    )
+
+
+def _kind_gates(
+    policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float | None
+) -> Iterator[_KindGatePower]:
+    """Yield the gates that suites of decisions have besides their own."""
+    for gate in _gates(policy, recipes, counts, level):
+        for kind, own in gates_of(gate.suite):
+            if gate.family in own.margins:
+                sessions = gate.questions
+                yield _KindGatePower(
+                    gate.name,
+                    gate_name(gate.name, kind, own),
+                    own,
+                    gate.family,
+                    gate.alpha,
+                    gate.flips,
+                    None if sessions is None else max(1, round(own.sessions * sessions)),
+                )
 
 
 def _gates(

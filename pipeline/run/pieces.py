@@ -18,7 +18,7 @@ from pipeline.run.blocks import BlockFinder
 from pipeline.run.first_rows import ask_first_rows, compare_prompts
 from pipeline.run.run import Piece, Run, serving_name
 from pipeline.run.servers import needs_to_serve
-from pipeline.stages.evaluate import EVALUATE, is_answered
+from pipeline.stages.evaluate import EVALUATE, REFERENCE, is_answered
 from pipeline.stages.questions import QUESTIONS
 from pipeline.stages.speed import SPEED
 from pipeline.stages.verdict import JUDGE
@@ -319,7 +319,9 @@ def needs_endpoint(spec: StageSpec, store: Store) -> bool:
     """Return whether stored answers do not suffice."""
     if spec.stage != EVALUATE.name:
         return True
-    before = (spec.inputs[role] for role in ("questions", "baseline") if role in spec.inputs)
+    before = (
+        spec.inputs[role] for role in ("questions", REFERENCE, "baseline") if role in spec.inputs
+    )
     if any(store.find(reference.stage, reference.key) is None for reference in before):
         return True
     return not is_answered(spec, store)

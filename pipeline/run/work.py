@@ -17,7 +17,7 @@ from pipeline.run.run import Piece
 from pipeline.run.servers import BlockServers, Servers
 from pipeline.run.tries import TRIED, empty
 from pipeline.stages.block import BLOCK
-from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.evaluate import EVALUATE, REFERENCE
 from pipeline.stages.sanity import SANITY
 from prepare.errors import PrepareError, StageLostError
 from prepare.file_locks import doing, is_locked
@@ -119,6 +119,8 @@ def _serve(servers: Servers, state: PlanProgress, piece: Piece) -> None:
         if servers.run.reuse(spec) is not None:
             continue
         if needs_endpoint(spec, servers.run.store):
+            if REFERENCE in spec.inputs:  # whose answers are another start's
+                servers.stop([arm.recipe.name])
             _ask(servers, arm, spec)
         else:
             servers.run.run_stage(spec)

@@ -11,7 +11,7 @@ from eval_gates.suites.suite_kind import kind_of
 from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.attempts import JudgeParameters, trial_of
-from pipeline.stages.evaluate import EVALUATE, EvaluateResult
+from pipeline.stages.evaluate import EVALUATE, REFERENCE, EvaluateResult
 from pipeline.stages.evidence import Evidence
 from pipeline.stages.questions import QUESTIONS
 from pipeline.stages.recall import RECALL
@@ -59,6 +59,9 @@ def find_faults(parameters: JudgeParameters, evidence: Evidence) -> Iterator[str
             )
         elif found.stage == EVALUATE.name:
             asked = EVALUATE.parameters_of(found)
+            is_twice = side == "baseline" and kind_of(asked.suite).asks_baseline_twice
+            if is_twice and REFERENCE not in found.inputs:
+                yield f"{role}: it was compared with no other start of the baseline"
             served = {side: asked}
             if side == "candidate" and asked.rule != parameters.gates[suite]:
                 yield f"{role}: asked by another rule than it is judged by"
@@ -108,6 +111,9 @@ def find_mixed_sides(
             wanted = inputs.get(f"{other}.{suite}")
             if side in SIDES and other in record.inputs and record.inputs[other] != wanted:
                 yield f"{role}: it followed other '{other}' than were judged with it"
+        reference = record.inputs.get(REFERENCE)
+        if side == "baseline" and reference not in (None, inputs.get(f"again.{suite}")):
+            yield f"{role}: it followed another reference than was judged with it"
 
 
 def find_served_otherwise(

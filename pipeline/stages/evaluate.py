@@ -8,7 +8,7 @@ and suite grows, so another margin begins with it. An insensitive gate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,6 +98,15 @@ NOT_OF_THE_MODEL = ("baseline", "sanity")
 NOT_ALWAYS_KNOWN = ("auxiliary_files_digest",)
 
 
+REFERENCE = "reference"
+"""Input of a baseline's answers: those of its other start, which they are compared with."""
+
+
+def compared_role(inputs: Collection[str]) -> str:
+    """Return the input with the answers that these are compared with, or ''."""
+    return next((role for role in (REFERENCE, "baseline") if role in inputs), "")
+
+
 FOLDER = "answers"
 
 
@@ -153,7 +162,7 @@ def run(context: Context) -> EvaluateResult:
             AttemptLedger(context.store).begin(counted, context.parameters.repeat)
         if not todo.is_over():
             is_ours = context.runtime.socket is not None
-            reads_baseline = kind.reads_baseline and "baseline" in context.spec.inputs
+            compared = compared_role(context.spec.inputs) if kind.reads_baseline else ""
             facts = context.run_worker(
                 "eval_gates.evaluate_worker",
                 {
@@ -161,9 +170,9 @@ def run(context: Context) -> EvaluateResult:
                     "answer_log": str(todo.answer_log_file),
                     "stopping": PLAN.dump_python(todo.stopping, mode="json"),
                     "baseline": [
-                        str(context.input_folder("baseline") / name)
+                        str(context.input_folder(compared) / name)
                         for name in (ANSWERS, TEXTS)
-                        if reads_baseline and (context.input_folder("baseline") / name).exists()
+                        if compared and (context.input_folder(compared) / name).exists()
                     ],
                 },
                 plugins=[for_worker(context.parameters.suite)],
@@ -258,8 +267,9 @@ def answer_log_key(spec: StageSpec, store: Store) -> str:
                 {k: v for k, v in result.items() if k not in NOT_ALWAYS_KNOWN}
             )
     suite = EVALUATE.parameters_of(spec).suite
-    if kind_of(suite).reads_baseline and "baseline" in spec.inputs:
-        known["baseline"] = store.get(spec.inputs["baseline"]).result["answers_digest"]
+    compared = compared_role(spec.inputs)
+    if kind_of(suite).reads_baseline and compared:
+        known[compared] = store.get(spec.inputs[compared]).result["answers_digest"]
     asked = {key: value for key, value in spec.parameters.items() if key not in NOT_OF_THE_ANSWER}
     return digest_json(
         {"stage": spec.stage, "revision": EVALUATE.revision, **asked, "inputs": known}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from eval_gates.cost import cost_rule_of, judge_cost
+from eval_gates.decision_gate import judge_decisions
 from eval_gates.depth import DepthSuite, judge_depth
 from eval_gates.gate_result import GateResult
 from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
@@ -70,6 +71,13 @@ def judge_evidence(parameters: JudgeParameters, inputs: Evidence, history: Histo
                     depth_of=kind_of(suite).depth,
                 )
             )
+        gates += judge_decisions(
+            name,
+            suite,
+            parameters.family,
+            rules[name].alpha,
+            *(answers(f"{side}.{name}") for side in SIDES),
+        )
         if result.spec_decode is not None:
             drafted[name] = result.spec_decode
     gates += speed_of(parameters, inputs)

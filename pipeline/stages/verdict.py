@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from eval_gates.cost import CostResult
+from eval_gates.decision_gate import DecisionResult
 from eval_gates.depth import DepthResult
 from eval_gates.engine_metrics import SpecDecodeStats
 from eval_gates.gate_result import Verdict
@@ -18,7 +19,8 @@ from prepare.record import Record
 from prepare.stage import Stage, StageRecord
 
 AnyGate = Annotated[
-    QualityResult | DepthResult | SpeedGateResult | CostResult, Field(discriminator="kind")
+    QualityResult | DecisionResult | DepthResult | SpeedGateResult | CostResult,
+    Field(discriminator="kind"),
 ]
 
 
@@ -43,7 +45,7 @@ class JudgeResult(Record):
     )
 
 
-JUDGE = Stage("judge", 23, JudgeParameters, JudgeRuntime, JudgeResult)
+JUDGE = Stage("judge", 24, JudgeParameters, JudgeRuntime, JudgeResult)
 
 
 def policy_digest(judge: StageRecord) -> str:

@@ -200,6 +200,7 @@ class PretendContext(StageContext[Any, Any]):
             return [
                 Answer.from_row(
                     {"id": question["id"], "prompt_sha256": f"digest of {question['id']}"}
+                    | {key: question[key] for key in ("cluster",) if key in question}
                     | self.models.answer(variant, suite, question)
                 )
                 for question in (questions[place] for place in batch)
@@ -279,7 +280,10 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any]:
         content = (context.folder / "questions.jsonl").read_bytes()
         guessing = models.guessing_of(variant)
         digest = digest_bytes(content)
-        return {"questions": len(rows), "questions_digest": digest, "guessing": guessing}
+        labels = {row["cluster"] for row in rows if "cluster" in row}
+        clusters = {"clusters": len(labels)} if labels else {}
+        found = {"questions": len(rows), "questions_digest": digest, "guessing": guessing}
+        return found | clusters
     if stage == "quantize" and variant in models.unquantizable:
         raise StageError(f"{variant} cannot be quantized")
     if stage == "quantize":

@@ -1,0 +1,398 @@
+"""Decisions in logs of your own: calls, which tool, with what, and what is declined.
+
+At each turn of a log, every arm writes what it would; the log's own answer is not read. The
+reference is the baseline's first start, and the baseline is its second one, so its own score shows
+what decoding alone changes. Texts stay in the store.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from eval_gates.ask import PLAIN_SAMPLING, Client, Request
+from eval_gates.decisions import TurnDecision, kept_kinds, read_decision
+from eval_gates.prompt_scores import tokenize
+from eval_gates.quality_result import GroupReport, report_groups
+from eval_gates.replies import choice_of, read_completion, remove_thoughts
+from eval_gates.reply_forms import clean
+from eval_gates.rows import Answer, Question, Reply, Score
+from eval_gates.suites.chat_logs import SESSION, STEM, TEXTS, Turn, read_turns, tokenized
+from eval_gates.suites.decision_task import DecisionsPolicy, DecisionsTask, KindGate, gates_of
+from eval_gates.suites.json_lines import FIELDS, read_rows, write_rows
+from eval_gates.suites.sources import QuestionSource
+from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read, Render, SuiteKind
+from prepare.digest import digest_json
+from prepare.errors import EvaluationDataError, StageError, UsageError
+from recipes.generation import THOUGHT_MARKERS
+from recipes.policy import Suite
+
+_DATA = Path(__file__).parents[1] / "data"
+CARRIED_FILE = _DATA / "tool_requests.jsonl"
+CARRIED_TOOLS = _DATA / "tools.jsonl"
+AS_LOGGED = "as logged"
+CHOICES = 5  # first tokens whose log-probabilities are read
+TOKENS_PER_TOOL = 110  # of a carried one, in the widest rendering that was measured
+FRAME_TOKENS = 1_024  # of the conversation, where tools are many
+_SHOWN_REMARKS = 5
+
+
+class Decisions(SuiteKind[DecisionsTask]):
+    """Decisions at the turns of your own sessions: calls, tools, arguments, refusals."""
+
+    task = DecisionsTask
+    decision = DecisionsPolicy
+    sources = ("eval-data", "builtin")
+    folder_stem = STEM
+    carried = CARRIED_FILE
+    assumed_baseline = 0.97
+    reads_baseline = True
+    reads_cut_off = True
+    asks_baseline_twice = True
+    private_keys = ("text", "decision", "reference")
+
+    def __init__(self) -> None:
+        self._chats: dict[str, dict[str, Any]] = {}
+
+    def questions(self, task: DecisionsTask, order: QuestionOrder) -> Read:
+        turns, remarks = read_turns(self.read(order.source, order.folder), carried_tools())
+        for remark in remarks[:_SHOWN_REMARKS]:
+            order.progress.note(remark)
+        if len(remarks) > _SHOWN_REMARKS:
+            order.progress.note(f"{len(remarks) - _SHOWN_REMARKS} further places were read so")
+        questions = list[Question]()
+        chats = list[dict[str, Any]]()
+        for turn, group, tools in _asked(turns, task):
+            chat = {"messages": turn.messages, **({"tools": tools} if tools else {})}
+            rung = f"/{group}" if group != AS_LOGGED else ""
+            name = f"{turn.session}/{turn.number}{rung}"
+            chats.append({"id": name, **chat})
+            # Rows go into bundles, so the prompt is a digest.
+            data = {FIELDS: {**turn.fields, SESSION: turn.session}}
+            questions.append(Question(name, digest_json(chat), group=group, data=data))
+        if not questions:
+            raise EvaluationDataError(
+                "every session has more tools than are asked",
+                where=f"policy key max_tools: {task.max_tools}",
+                hint="raise it, or give sessions with fewer tools",
+            )
+        write_rows(order.output / TEXTS, chats)
+        return questions, {}
+
+    def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
+        return len(self._known(suite, identity, folder))
+
+    def count_clusters(
+        self, suite: Suite, identity: QuestionSource, folder: Path | None
+    ) -> int | None:
+        values = [turn.fields.get(str(suite.cluster_by)) for turn in self._turns(identity, folder)]
+        return None if None in values else len({digest_json(each) for each in values})
+
+    def _known(
+        self, suite: Suite, identity: QuestionSource, folder: Path | None
+    ) -> list[tuple[Turn, str, list[Any]]]:
+        assert isinstance(suite, DecisionsTask)
+        return _asked(self._turns(identity, folder), suite)
+
+    def _turns(self, identity: QuestionSource, folder: Path | None) -> list[Turn]:
+        return read_turns(self.read(identity, folder), carried_tools())[0]
+
+    def open(self, task: DecisionsTask, questions: Sequence[Question], folder: Path) -> None:
+        found = {str(row.pop("id")): row for _, row in read_rows(folder / TEXTS)}
+        if any(digest_json(found.get(each.id, {})) != each.prompt for each in questions):
+            raise EvaluationDataError(
+                "the sessions are not those that were laid out",
+                where=str(folder / TEXTS),
+                hint=f"delete the folder {folder} and run the same command again",
+            )
+        carried = carried_tools()
+        for chat in found.values():
+            if "tools" in chat:
+                chat["tools"] = [
+                    carried[each] if isinstance(each, str) else each for each in chat["tools"]
+                ]
+        self._chats = found
+
+    def render(self, task: DecisionsTask, question: Question, template: Render | None) -> Question:
+        # Servers render; the chat API is sent this.
+        chat = self._chats[question.id]
+        tools = {"tools": chat["tools"]} if "tools" in chat else {}
+        return replace(question, prompt="", messages=tuple(chat["messages"]), server=tools)
+
+    def settings(self, task: DecisionsTask) -> dict[str, Any]:
+        return {"until": [], "max_gen_toks": task.max_tokens}
+
+    def ask(
+        self,
+        task: DecisionsTask,
+        client: Client,
+        batch: Sequence[Question],
+        baseline: Mapping[str, Answer] | None,
+    ) -> list[list[Reply]]:
+        """Return one reply per turn, with its decision and the reference's.
+
+        `baseline` is by id; None for the reference. StageError if a turn is too long, or the arm
+        renders it otherwise.
+        """
+        names = [_names(self._chats[each.id]) for each in batch]
+        rows: list[Mapping[str, Any]] = [
+            baseline[each.id].own if baseline is not None else {} for each in batch
+        ]
+        firsts = [_reference_of(row).get("first") for row in rows]
+        if client.by_chat or task.form == "server":
+            written = [_Written(reply) for (reply,) in client.ask(batch)]
+            prompts = [""] * len(batch)
+        else:
+            chats = [self._chats[each.id] for each in batch]
+            ids = client.send([tokenize(_tokenized(client.model, task, chat)) for chat in chats])
+            _check_fit(batch, [len(each) for each in ids], task, client.max_length)
+            prompts = [digest_json(each) for each in ids]
+            _check_same(batch, prompts, rows)
+            written = client.send([_write(client.model, each, task.max_tokens) for each in ids])
+            client.answered(len(batch))
+        found = []
+        for one, tools, prompt, row, first in zip(
+            written, names, prompts, rows, firsts, strict=True
+        ):
+            reply, is_unread = _without_thoughts(one.reply)
+            decision = read_decision(reply.text, reply.calls, tools).to_row()
+            own = {
+                "text": reply.text,
+                "decision": {**decision, "first": one.first, "is_unread": is_unread},
+                "reference": _reference_of(row),
+                "read": prompt,
+                "margin": _margin(one, first),
+            }
+            told = digest_json([reply.text, [call._asdict() for call in reply.calls]])
+            found.append([replace(reply, text=told, calls=(), own=own)])
+        return found
+
+    def score(self, task: DecisionsTask, question: Question, replies: Sequence[Reply]) -> Score:
+        """Return 1 if the arm decides as the reference, and what it keeps by kind."""
+        (reply,) = replies
+        own = dict(reply.own)
+        stored = own["decision"]
+        decision = TurnDecision.from_row(stored)
+        reference = TurnDecision.from_row(own["reference"] or stored)
+        read = str(own["read"])
+        if (margin := own.pop("margin")) is not None:
+            own["margin"] = margin
+        own |= kept_kinds(reference, decision)
+        own |= {"called": decision.calls, "declined": decision.declines}
+        is_unread = bool(stored["is_unread"])
+        score = float(decision == reference and not is_unread)
+        return Score(score, prompt_sha256=read, unread=int(is_unread), own=own)
+
+    def metric(self, task: DecisionsTask, laid_out: str | None) -> str:
+        return "same_decision"
+
+    def chat_need(self, task: DecisionsTask) -> ChatNeed:
+        return ChatNeed.TOOLS if task.form == "server" else ChatNeed.NONE
+
+    def takes_thoughts(self, task: DecisionsTask) -> bool:
+        return True
+
+    def example_chat(self, task: DecisionsTask) -> dict[str, Any]:
+        function = {"name": "find", "description": "Find.", "parameters": {"type": "object"}}
+        return {
+            "messages": [{"role": "user", "content": "Hello"}],
+            "tools": [{"type": "function", "function": function}],
+        }
+
+    def known_cluster(self, task: DecisionsTask) -> str | None:
+        return task.cluster_by
+
+    def fit(
+        self, name: str, task: DecisionsTask, max_length: int, note: Callable[[str], None]
+    ) -> DecisionsTask:
+        most = (max_length - FRAME_TOKENS - task.max_tokens) // TOKENS_PER_TOOL
+        kept = [rung for rung in task.ladder if rung <= most]
+        if left := [rung for rung in task.ladder if rung > most]:
+            listed = ", ".join(map(str, left))
+            note(
+                f"{name}: the served model takes {max_length:,} tokens, so the ladder has no step "
+                f"at {listed} tools"
+            )
+        gates: Sequence[tuple[str, KindGate]] = ()
+        if isinstance(task, Suite):
+            gates = gates_of(task)
+        if lost := [gate.tools for _, gate in gates if gate.tools in left]:
+            raise UsageError(
+                f"the suite '{name}' has a gate at {lost[0]} tools, and the served model takes "
+                f"{max_length:,} tokens",
+                where=f"policy key suites.{name}.ladder",
+                hint="raise max-model-len in the profile, or gate fewer tools",
+            )
+        if most < 1:
+            raise UsageError(
+                f"the suite '{name}' needs more tokens than the served model takes: {max_length:,}",
+                where="profile key engine_arguments.max-model-len",
+                hint="raise it, or leave the suite out",
+            )
+        largest = task.max_tools
+        if largest is None and most < 128:
+            largest = most
+            note(f"{name}: sessions with more than {most} tools are left out")
+        return task.model_copy(update={"ladder": kept, "max_tools": largest})
+
+    def groups(self, baseline: Sequence[Answer], candidate: Sequence[Answer]) -> list[GroupReport]:
+        """Return the scores as logged and by number of tools, where there is a ladder."""
+        names = {row.group for row in baseline} - {AS_LOGGED}
+        if not names:
+            return []
+        order = [AS_LOGGED, *sorted(names, key=lambda each: (len(each), each))]
+        return report_groups(baseline, candidate, lambda row: row.group, order)
+
+
+@cache
+def carried_tools() -> Mapping[str, dict[str, Any]]:
+    """Return the tools that prepare carries, by name."""
+    rows = [row for _, row in read_rows(CARRIED_TOOLS)]
+    return {row["name"]: {"type": "function", "function": row} for row in rows}
+
+
+def _asked(turns: Sequence[Turn], task: DecisionsTask) -> list[tuple[Turn, str, list[Any]]]:
+    """Return each turn with its group and tools: as logged, then along the ladder.
+
+    A session's last turn with tools is on the ladder, from the step that has room for its own.
+    """
+    most = task.max_tools
+    kept = [turn for turn in turns if most is None or len(turn.tools) <= most]
+    last = {turn.session: turn for turn in kept if turn.tools}
+    found = list[tuple[Turn, str, list[Any]]]()
+    for turn in kept:
+        found.append((turn, AS_LOGGED, turn.tools))
+        if last.get(turn.session) is turn:
+            own = [tool_name(each) for each in turn.tools]
+            others = [name for name in carried_tools() if name not in own]
+            for rung in sorted(task.ladder):
+                if rung >= len(own):
+                    tools = [*turn.tools, *others[: rung - len(own)]]
+                    found.append((turn, f"{rung} tools", tools))
+    return found
+
+
+def tool_name(tool: Any) -> str:
+    """Return a tool's name; a text is the name of a carried one."""
+    return tool if isinstance(tool, str) else str(tool["function"]["name"])
+
+
+class _Written(NamedTuple):
+    """What an arm writes at a turn, and its first token."""
+
+    reply: Reply
+    first: str | None = None  # None where the server gives no log-probabilities
+    choices: Mapping[str, float] = {}
+
+
+def _write(model: str, prompt: Sequence[int], tokens: int) -> Request:
+    """Return the request of a greedy answer, with its special tokens: some begin a call."""
+    body = {
+        "model": model,
+        "prompt": list(prompt),
+        "max_tokens": tokens,
+        "skip_special_tokens": False,
+        "logprobs": CHOICES,
+        "return_tokens_as_token_ids": True,
+        **PLAIN_SAMPLING,
+    }
+    return Request("completions", body, _read_written, len(prompt) + tokens)
+
+
+def _read_written(body: Any) -> _Written:
+    reply, _ = read_completion(body)
+    scored = choice_of(body).get("logprobs") or {}
+    try:
+        first = str(scored["tokens"][0])
+        top = scored["top_logprobs"][0]
+        choices = {str(token): float(value) for token, value in top.items()}
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return _Written(reply)  # an empty answer has no first token
+    return _Written(reply, first, choices)
+
+
+def _margin(written: _Written, first: str | None) -> float | None:
+    """Return by how many nats the reference's first token leads this arm's next one.
+
+    It is negative where another one leads, and at least the distance to the last that is listed.
+    """
+    first = first or written.first
+    others = [value for token, value in written.choices.items() if token != first]
+    if first is None or not others:
+        return None
+    own = written.choices.get(first, min(written.choices.values()))
+    margin = own - max(others)
+    return round(margin, 4) if math.isfinite(margin) else None
+
+
+def _without_thoughts(reply: Reply) -> tuple[Reply, bool]:
+    """Return the reply without thoughts, and whether it ends within one."""
+    text = reply.text
+    for markers in THOUGHT_MARKERS:
+        if markers.start in text or markers.end in text:
+            text, is_unclosed = remove_thoughts(text, markers, has_begun=markers.start not in text)
+            if is_unclosed:
+                return replace(reply, text=text, is_unclosed=True), True
+    cleaned, _ = clean(text, takes_thoughts=False)
+    return replace(reply, text=cleaned), reply.is_unclosed
+
+
+def _tokenized(model: str, task: DecisionsTask, chat: Mapping[str, Any]) -> dict[str, Any]:
+    if task.prompt_format == "chat":
+        return tokenized(model, chat, "chat", task.chat_template_kwargs)
+    return {"model": model, "prompt": as_text(chat)}
+
+
+def as_text(chat: Mapping[str, Any]) -> str:
+    """Return a conversation with tools as text to continue, for models without a template."""
+    lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in chat.get("tools", ())]
+    parts = ["tools:\n" + "\n".join(lines)] if lines else []
+    for message in chat["messages"]:
+        calls = [
+            f'<tool_call>{{"name": {json.dumps(call["function"]["name"])}, "arguments": '
+            f"{call['function']['arguments']}}}</tool_call>"
+            for call in message.get("tool_calls", ())
+        ]
+        said = " ".join(filter(None, [message["content"], *calls]))
+        parts.append(f"{message['role']}: {said}")
+    return "\n\n".join([*parts, "assistant:"])
+
+
+def _reference_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the reference's decision, of a row of the reference itself or of the baseline."""
+    found: Mapping[str, Any] = row.get("reference") or row.get("decision") or {}
+    return found
+
+
+def _check_fit(
+    batch: Sequence[Question], lengths: Sequence[int], task: DecisionsTask, most: int
+) -> None:
+    for question, length in zip(batch, lengths, strict=True):
+        if length + task.max_tokens > most:
+            raise StageError(
+                f"the turn '{question.id}' is too long: with its answer it has "
+                f"{length + task.max_tokens:,} tokens, and {most:,} fit",
+                hint="raise max-model-len in the profile; or set max_tools or a shorter ladder in "
+                "the suite; or leave the session out",
+            )
+
+
+def _check_same(
+    batch: Sequence[Question], prompts: Sequence[str], rows: Sequence[Mapping[str, Any]]
+) -> None:
+    for question, prompt, row in zip(batch, prompts, rows, strict=True):
+        if row and row.get("read", prompt) != prompt:
+            raise StageError(
+                f"the arm renders the turn '{question.id}' otherwise than the baseline",
+                where="tokenizer and chat template of the served model",
+                hint="the variant must have the tokenizer and the chat template of its baseline",
+            )
+
+
+def _names(chat: Mapping[str, Any]) -> set[str]:
+    return {tool_name(each) for each in chat.get("tools", ())}

@@ -1,0 +1,160 @@
+"""Gates on single kinds of decisions: what passes and fails, and how often at the margin."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from eval_gates.decision_gate import DecisionResult, gate_name, judge_decisions
+from eval_gates.decisions import keeps
+from eval_gates.rows import Answer
+from eval_gates.statistics.bound import p_value
+from eval_gates.suites.decision_task import KindGate
+from eval_gates.suites.decisions import Decisions
+
+REPLAYS = 1_000
+SUITE = Decisions.policy.model_validate(
+    {
+        "kind": "decisions",
+        "margins": {"fp8": 0.1},
+        "ladder": [16],
+        "kinds": {
+            "calls": {"margins": {"fp8": 0.1}, "tier": "critical"},
+            "declines": {"margins": {"fp8": 0.1, "int4": 0.2}},
+        },
+        "at_most_tools": {"tools": 16, "margins": {"fp8": 0.1}},
+    }
+)
+
+
+def rows(
+    sessions: int, kept: float, kind: str = "calls", turns: int = 2, group: str = "as logged"
+) -> list[Answer]:
+    """Turns of sessions, of which the first share keeps that kind of decision in all turns."""
+    return [
+        Answer(
+            f"{session}/{turn}/{group}",
+            "p",
+            float(session < kept * sessions),
+            cluster=f"s{session}",
+            group=group,
+            own={keeps(kind): int(session < kept * sessions), "margin": 1.0 + turn},
+        )
+        for session in range(sessions)
+        for turn in range(turns)
+    ]
+
+
+def judged(before: list[Answer], after: list[Answer], alpha: float = 0.05) -> list[DecisionResult]:
+    return judge_decisions("agents", SUITE, "fp8", alpha, before, after)
+
+
+def test_each_gate_is_of_its_own_turns() -> None:
+    found = judged(rows(200, 1.0), rows(200, 1.0))
+    assert [(gate.name, gate.verdict, gate.n) for gate in found] == [
+        ("agents calls", "pass", 200),
+        ("agents declines", "undecided", 0),
+        ("agents at 16 tools", "undecided", 0),
+    ]
+    assert [gate.blocks for gate in found] == [False, False, False]
+    at_tools = rows(200, 1.0, group="16 tools")
+    assert [gate.verdict for gate in judged(at_tools, at_tools)] == ["pass", "undecided", "pass"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        (1.0, 0.97, "pass"),
+        (1.0, 0.90, "undecided"),
+        (1.0, 0.75, "fail"),
+        (0.97, 0.96, "pass"),  # the baseline's own noise is inside the comparison
+        (0.9, 1.0, "pass"),
+        (0.0, 0.0, "undecided"),  # the gate is insensitive
+        (0.09, 0.0, "undecided"),
+    ],
+)
+def test_verdicts_are_one_sided(before: float, after: float, verdict: str) -> None:
+    gate = judged(rows(300, before), rows(300, after))[0]
+    assert gate.verdict == verdict
+    assert gate.blocks is (verdict != "pass")
+
+
+def test_few_sessions_are_named() -> None:
+    gate = judged(rows(20, 1.0), rows(20, 1.0))[0]
+    assert gate.verdict == "undecided"
+    assert "29 sessions with such a turn can pass, and there are 20" in gate.reason
+
+
+def test_turns_of_a_session_count_as_one() -> None:
+    one, many = (judged(rows(60, 1.0, turns=n), rows(60, 0.95, turns=n))[0] for n in (1, 20))
+    assert one.lower == many.lower
+    assert (one.turns, many.turns) == (60, 1_200)
+
+
+def test_margins_warn_and_decide_nothing() -> None:
+    gate = judged(rows(200, 1.0), rows(200, 1.0))[0]
+    assert gate.candidate_margins is not None
+    assert gate.candidate_margins.median == 1.5
+    assert gate.candidate_margins.lowest_tenth == 1.0
+
+
+def test_families_without_a_margin_have_no_gate() -> None:
+    found = judge_decisions("agents", SUITE, "int4", 0.05, rows(9, 1.0), rows(9, 1.0))
+    assert [gate.name for gate in found] == ["agents declines"]
+
+
+def test_sides_with_different_references_are_refused() -> None:
+    before = rows(50, 1.0)
+    with pytest.raises(ValueError, match="different references"):
+        judged(before, [*before[:-1], Answer(before[-1].id, "p", 1.0, cluster="s49")])
+    with pytest.raises(ValueError, match="same turns"):
+        judged(before, before[:-1])
+
+
+@pytest.mark.parametrize("value", [True, 2, 0.5, "1", None, [1]])
+def test_a_value_that_no_suite_writes_is_refused(value: object) -> None:
+    before = rows(2, 1.0)
+    spoilt = [before[0], *(Answer(r.id, "p", 1.0, own={keeps("calls"): value}) for r in before[1:])]
+    with pytest.raises(ValueError, match="has the calls"):
+        judged(before, spoilt)
+
+
+def test_a_gates_name() -> None:
+    gate = KindGate(margins={"fp8": 0.1}, tools=16)
+    assert gate_name("d", "calls", gate) == "d calls at 16 tools"
+    assert gate_name("d", "", gate) == "d at 16 tools"
+
+
+def session_values(rng: np.random.Generator, sessions: int, lost: float) -> list[float]:
+    """Variant less baseline by session: a tenth decides otherwise together, the rest by turns.
+
+    Both sides differ from the reference in 3 % of turns, by chance.
+    """
+    turns = rng.integers(1, 9, sessions)
+    is_struck = rng.random(sessions) < 0.1
+    share = np.where(is_struck, lost / 0.1, 0.0)
+    loses = rng.random(sessions) < share  # all its turns
+    before = rng.binomial(turns, 0.97) / turns
+    after = np.where(loses, 0.0, rng.binomial(turns, 0.97) / turns)
+    return list(after - before)
+
+
+@pytest.mark.parametrize(("sessions", "alpha"), [(50, 0.05), (200, 0.05), (200, 0.0225)])
+def test_at_the_margin_at_most_the_level_passes(sessions: int, alpha: float) -> None:
+    rng = np.random.default_rng(8)
+    margin = 0.1 * 0.97
+    passed = sum(
+        p_value(session_values(rng, sessions, 0.1), -margin, lowest=-1.0) <= alpha
+        for _ in range(REPLAYS)
+    )
+    assert passed / REPLAYS <= alpha + 2 * np.sqrt(alpha * (1 - alpha) / REPLAYS)
+
+
+def test_turns_taken_as_independent_would_err() -> None:
+    """The same replays by turn: why a session is one value."""
+    rng = np.random.default_rng(5)
+    passed = 0
+    for _ in range(REPLAYS // 4):
+        values = session_values(rng, 50, 0.1)
+        passed += p_value(np.repeat(values, 8), -0.1 * 0.97, lowest=-1.0) <= 0.05
+    assert passed / (REPLAYS // 4) > 0.15
