@@ -52,6 +52,7 @@ class Decisions(SuiteKind[DecisionsTask]):
     carried = CARRIED_FILE
     assumed_baseline = 0.97
     reads_baseline = True
+    is_whole_in_bundle = False
     reads_cut_off = True
     asks_baseline_twice = True
     private_keys = ("text", "decision", "reference")
