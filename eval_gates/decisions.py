@@ -15,7 +15,7 @@ from typing import Any
 
 from eval_gates.reply_forms import has_call_marks, read_arguments, unescape
 from eval_gates.rows import ToolCall
-from prepare.untrusted import parse_json
+from prepare.untrusted import parse_json, parse_json_at
 
 _NAME = r"[A-Za-z_][\w.\-]{0,127}"
 # Where a form writes the name, the first that fits counts.
@@ -186,11 +186,10 @@ def _object_in(text: str) -> dict[str, Any] | None:
     if begin < 0:
         return None
     try:
-        _, end = json.JSONDecoder().raw_decode(text, begin)
-        found: dict[str, Any] = parse_json(text[begin:end], finite=False, whole_text=False)
-    except (ValueError, RecursionError):
+        value: dict[str, Any] = parse_json_at(text, begin)
+    except ValueError:
         return None
-    return found
+    return value
 
 
 def _python_arguments(rest: str) -> str:

@@ -13,6 +13,7 @@ import shlex
 WITH_REGISTRY = frozenset(
     {
         "export",
+        "gate",
         "gc",
         "model",
         "plan",

@@ -189,6 +189,17 @@ def parse_json(
     return value
 
 
+def parse_json_at(text: str, begin: int) -> Any:
+    """Return the JSON value that begins there; any text may follow. Raises as `parse_json`."""
+    try:
+        _, end = json.JSONDecoder().raw_decode(text, begin)
+    except RecursionError as error:
+        raise _depth_error() from error
+    except ValueError as error:
+        raise UntrustedJsonError(str(error)) from error
+    return parse_json(text[begin:end], finite=False, whole_text=False)
+
+
 def _refuse_repeated(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) != len(pairs):

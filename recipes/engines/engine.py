@@ -58,6 +58,7 @@ class AcceptanceRule:
     on: tuple[str, ...] = ("cpu", "cuda")  # kinds of machine that support it
 
 
+PLAIN = ("bfloat16", "float16", "float32")  # types of a KV cache that is not quantized
 # Facts that a tuple records.
 KERNELS = ("linear_kernel", "moe_kernel", "attention", "kv_cache", "kv_scales", "fusions")
 

@@ -15,9 +15,9 @@ from pydantic import Field
 from prepare.errors import ServingError
 from prepare.record import Record
 from prepare.untrusted import read_record
+from recipes.engines.engine import PLAIN
 
 NOT_TOLD = "not told by the engine"
-PLAIN = ("bfloat16", "float16", "float32")  # types of a cache that is not quantized
 DYNAMIC = "per_token_head"  # formats whose scales belong to each token
 SAME = ("fp8", "fp8_e4m3", "fp8_ds_mla", "fp8_inc")  # one format, by its names
 

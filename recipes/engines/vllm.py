@@ -10,6 +10,7 @@ from typing import Any
 
 from recipes.engines import vllm_report
 from recipes.engines.engine import (
+    PLAIN,
     AcceptanceRule,
     ApiCapabilities,
     DraftMethod,
@@ -17,7 +18,6 @@ from recipes.engines.engine import (
     LaunchSpec,
     options,
 )
-from recipes.engines.kv_report import PLAIN
 
 # From v1/attention/backends/cpu_attn.py of 0.32.
 CPU_CACHES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")

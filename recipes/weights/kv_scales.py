@@ -9,7 +9,8 @@ from pathlib import Path
 
 from prepare.errors import ServingError
 from recipes.engines import Engine
-from recipes.engines.kv_report import PLAIN, UNSCALED, KvReport
+from recipes.engines.engine import PLAIN
+from recipes.engines.kv_report import UNSCALED, KvReport
 from recipes.weights.accounting import StoredTensor, open_folder
 
 # The sides that a stored scale belongs to, by the end of its name.
