@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from pydantic import Field
@@ -60,7 +59,7 @@ from prepare.private_files import (
     share_with_group,
 )
 from prepare.record import Record
-from prepare.stage import StageRecord, TypedStageRecord
+from prepare.stage import StageRecord
 from prepare.store import Store
 from prepare.untrusted import MAX_RECORD_BYTES, parse_record, read_regular
 from recipes.checkpoints.weight_files import ARCHIVE, BUNDLE, plain_files
@@ -416,7 +415,8 @@ def find_candidate(
             hint="measure it with a profile whose rejection_sample_method is 'standard'",
         )
     judges_of_all = [evidence.judge for evidence in inputs.values()]
-    records = _collect_stages(judged, [judged.check_weights, *judges_of_all])
+    roots = [stage.record for stage in (judged.check_weights, *judges_of_all)]
+    records = tuple(judged.collect(roots))
     outcomes = {v.recipe: v.verdict for v in run.variants}
     reports = []
     for record in tried:
@@ -449,21 +449,6 @@ def find_candidate(
         ]
     )
     return Candidate(variant, judged, verdict, records, identity, request.signer)
-
-
-def _collect_stages(
-    evidence: Evidence, roots: Sequence[TypedStageRecord[Any, Any]]
-) -> tuple[StageRecord, ...]:
-    """Return these stages and all their inputs, sorted by place."""
-    records: dict[tuple[str, str], StageRecord] = {}
-    pending = [stage.record.as_reference() for stage in roots]
-    while pending:
-        reference = pending.pop()
-        place = (reference.stage, reference.key)
-        if place not in records:
-            records[place] = evidence.record_at(reference)
-            pending += records[place].inputs.values()
-    return tuple(records[place] for place in sorted(records))
 
 
 def make_version(candidate: Candidate, run: RunReport, store: Store) -> Path:

@@ -91,7 +91,7 @@ def replay(name: str, runs: int) -> dict[str, object]:
     counts = {suite: min(COUNTS[suite], s.questions or 10**9) for suite, s in policy.suites.items()}
     level = gate_level(policy.alpha, policy.attempts, VARIANTS)
     told = policy_power(policy, recipes, counts, level)
-    speed = speed_power(policy, VARIANTS, load_profile("h100"), level)
+    speed = speed_power(policy, load_profile("h100"), level)
     rates: dict[str, dict[str, float]] = {}
     for gate in told:
         suite = policy.suites[gate.gate]

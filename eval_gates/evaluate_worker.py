@@ -235,7 +235,7 @@ def open_client(
         tokenizer = Tokenizer.load(spec["tokenizer"], arguments, trust=trust)
         check_server_tokens(spec, tokenizer, progress.note)
         if suite.is_chat and spec.get("recorded"):  # before the first question
-            check_server_template(spec, tokenizer)
+            check_server_template(spec, tokenizer, progress.note)
     return Client(
         spec["url"],
         spec["model"],

@@ -42,6 +42,12 @@ class Generated(NamedTuple):
     text: str
 
 
+def first_difference(here: Sequence[int], there: Sequence[int]) -> int:
+    """Return the place of the first token that differs; of equal beginnings, the shorter length."""
+    pairs = enumerate(zip(here, there, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(here), len(there)))
+
+
 def tokenize(body: dict[str, Any]) -> Request:
     """Return the request of token ids."""
     return Request("/tokenize", body, read_tokens)

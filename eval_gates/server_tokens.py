@@ -7,7 +7,7 @@ from typing import Any
 
 from eval_gates.ask import Client, RefusedError, Request, UnansweredError
 from eval_gates.model_tokenizer import Tokenizer
-from eval_gates.prompt_scores import render, tokenize
+from eval_gates.prompt_scores import first_difference, render, tokenize
 from prepare.errors import StageError
 from recipes.checkpoints.same_tokens import (
     MAX_MARKS,
@@ -71,23 +71,26 @@ def check_server_tokens(
         )
 
 
-def check_server_template(spec: dict[str, Any], tokenizer: Tokenizer) -> None:
+def check_server_template(
+    spec: dict[str, Any], tokenizer: Tokenizer, note: Callable[[str], None]
+) -> None:
     """Check that the server renders a conversation as the recorded arm's template does.
 
-    StageError: it does not. One that does not tell is not compared.
+    StageError: it does not. UnansweredError: it is late. One without such a request is not
+    compared, and noted.
     """
     client = Client(spec["url"], spec["model"], {}, socket=spec.get("socket"), timeout_s=TIMEOUT_S)
     arguments = dict(tokenizer.template_arguments)
     asked = _body(client, messages=CONVERSATION, chat_template_kwargs=arguments)
     try:
         ((theirs, _),) = client.send([render(asked)])
-    except (RefusedError, UnansweredError):
+    except RefusedError as error:
+        note(f"the server's chat template is not compared with the record's: {error.message[:200]}")
         return
     ours = tokenizer.encode(tokenizer.render(CONVERSATION))
     if ours == theirs:
         return
-    pairs = zip(ours, theirs, strict=False)
-    at = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
+    at = first_difference(ours, theirs)
     raise StageError(
         f"the endpoint's chat template renders otherwise: the first token that differs is number "
         f"{at}, {_shown(tokenizer, theirs, at)} instead of {_shown(tokenizer, ours, at)}",

@@ -16,14 +16,13 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from pydantic import Field
 
 from artifacts.evidence.manifest import MANIFEST, Manifest, list_files
 from artifacts.run_record import VariantReport
-from pipeline.stages.packed import files_of, pack, unpack
+from pipeline.stages.packed import files_of, open_archive, pack
 from prepare import __version__
 from prepare.errors import EvidenceError
 from prepare.record import Record
@@ -92,9 +91,9 @@ def write_bundle(
 @contextmanager
 def open_bundle(bundle: Path) -> Iterator[tuple[Store, set[str]]]:
     """Yield a bundle as a store to read, and its stages' `stages/<stage>/<key>`."""
-    with TemporaryDirectory(prefix="prepare-evidence-") as folder:
-        names = unpack(bundle / Path(ARCHIVE).name, Path(folder))
-        yield Store(Path(folder)), {name.rpartition("/")[0] for name in names}
+    with open_archive(bundle / Path(ARCHIVE).name) as store:
+        places = store.root.glob("stages/*/*")
+        yield store, {place.relative_to(store.root).as_posix() for place in places}
 
 
 def _write_json(file: Path, data: Any) -> None:

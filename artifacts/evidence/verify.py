@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from artifacts.evidence.bundle import VERDICT, BundleVerdict, open_bundle
@@ -22,11 +20,11 @@ from eval_gates.speed.rules import build_rule
 from pipeline.stages import newest_revision
 from pipeline.stages.adopt import AdoptParameters
 from pipeline.stages.attempts import AttemptLedger
-from pipeline.stages.consistency import find_served_otherwise
+from pipeline.stages.consistency import ASKING, find_served_otherwise
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.evidence import FILES, Evidence, place_of
 from pipeline.stages.judge import judge_evidence
-from pipeline.stages.packed import unpack
+from pipeline.stages.packed import open_archive
 from pipeline.stages.recall import RECALL
 from pipeline.stages.recorded import ARCHIVE as RECORDED_ARCHIVE
 from pipeline.stages.recorded import (
@@ -64,7 +62,6 @@ from recipes.workload import read_pinned
 CONTRADICTIONS = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError)
 UNREADABLE = (*CONTRADICTIONS, OSError, PrepareError)
 MISSING = " is missing"
-ANSWERED = (EVALUATE.name, RECALL.name)
 ADDED_BY_PROMOTION = ("promoted", "registry_version")
 # Sums of floating-point numbers differ in the last digits on other machines.
 RELATIVE_TOLERANCE = 1e-9
@@ -437,14 +434,6 @@ def _find_other_trial(
         )
 
 
-@contextmanager
-def read_archive(archive: Path) -> Iterator[Store]:
-    """Yield an archive of stages as a store to read."""
-    with TemporaryDirectory(prefix="prepare-recorded-") as folder:
-        unpack(archive, Path(folder))
-        yield Store(Path(folder))
-
-
 def check_archive(
     store: Store, parameters: RecordedParameters, where: str
 ) -> tuple[Evidence, RecordedResult]:
@@ -480,7 +469,7 @@ def _find_other_record(evidence: Evidence) -> Iterator[str]:
     record = evidence.typed(RECORDED, RECORDED.name)
     parameters = record.parameters
     try:
-        with read_archive(evidence.file(RECORDED.name, RECORDED_ARCHIVE)) as store:
+        with open_archive(evidence.file(RECORDED.name, RECORDED_ARCHIVE)) as store:
             recorded, facts = check_archive(store, parameters, parameters.origin)
     except PrepareError as error:
         yield f"{RECORDED.name}: {error.message}"
@@ -511,7 +500,7 @@ def _judge_again(evidence: Evidence, problems: list[str]) -> JudgeResult:
 
 
 def _count_answers(evidence: Evidence) -> int:
-    asked = [record for record in evidence.stages.values() if record.stage in ANSWERED]
+    asked = [record for record in evidence.stages.values() if record.stage in ASKING]
     return sum(EVALUATE.result_of(record).n for record in asked)
 
 

@@ -3,7 +3,7 @@
 #
 # CHECKOUT  of the product, whose code goes along     DATA  folder with mmlu_test, mmlu_dev and summarization_test .jsonl.gz
 # Trees instead of wheels, cut down to what is imported: `vllm`, for sm_90 alone, and `base`, `main`, `quant`, `eval` beside it.
-# Run again it only packs the product and the scripts anew; remove OUT/work/*.tar.xz to build a tree again.
+# Run again it only packs the product and the scripts anew; remove the archives in its folder `work` to build a tree again.
 set -euo pipefail
 out=$(mkdir -p "$1" && cd "$1" && pwd) product=$(cd "$2" && pwd) data=$(cd "$3" && pwd)
 here=$(cd "$(dirname "$0")" && pwd) work=$out/work
@@ -31,7 +31,7 @@ tree_of() { # WHEEL
   for each in $base; do case $name in $each-*) echo base; return ;; esac; done
   case $1 in */more/*) echo eval ;; *) echo vllm ;; esac
 }
-pack() { # TREE...: OUT/work/FIRST.tar.xz
+pack() { # TREE...: one archive, named after the first
   (cd "$work/site" && tar c --sort=name --exclude=__pycache__ "$@" | xz -T0 $XZ) >"$work/$1.tar.xz.new"
   mv "$work/$1.tar.xz.new" "$work/$1.tar.xz"
 }

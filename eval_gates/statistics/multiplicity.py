@@ -10,9 +10,11 @@ in Vollmar (ed.), Biometrie in der chemisch-pharmazeutischen Industrie 6:3-18; W
 from __future__ import annotations
 
 
-def gate_level(alpha: float, attempts: int | None, variants: int) -> float:
+def gate_level(
+    alpha: float, attempts: int | None, variants: int, *, in_sequence: bool = False
+) -> float:
     """Return the level of one variant's gate; all are computed here.
 
-    `attempts` share alpha; None: each has all of it.
+    `attempts` share alpha; None: each has all of it. So do the variants, except in a sequence.
     """
-    return alpha / (attempts or 1) / variants
+    return alpha / (attempts or 1) / (1 if in_sequence else variants)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from eval_gates.prompt_scores import first_difference
 from eval_gates.reply_forms import read_content
 from prepare.digest import digest_json
 from prepare.errors import EvaluationDataError, StageError
@@ -227,8 +228,7 @@ def tokenized(
 
 def other_rendering(name: str, here: Sequence[int], there: Sequence[int]) -> StageError:
     """Return the error of an arm whose template or tokenizer is not the baseline's."""
-    pairs = zip(here, there, strict=False)
-    at = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(here), len(there)))
+    at = first_difference(here, there)
     return StageError(
         f"the arm renders the conversation '{name}' otherwise than the baseline: {len(here)} and "
         f"{len(there)} tokens, the first that differs is number {at}",

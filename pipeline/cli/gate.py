@@ -47,8 +47,9 @@ def gate(
     """
 
     def judge(settings: Settings, progress: Progress) -> RunReport:
+        from pipeline.plan.recorded_arm import is_recorded
         from pipeline.run.gate import run_gate
-        from pipeline.run.recorded_gate import is_recorded, run_recorded_gate
+        from pipeline.run.recorded_gate import run_recorded_gate
 
         run = run_recorded_gate if is_recorded(request.baseline) else run_gate
         return run(request, settings, progress)

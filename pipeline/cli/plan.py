@@ -53,7 +53,7 @@ def check_policy(request: ModelRequest, name: str, *, as_json: bool) -> None:
     for own, workload in (policy.speed.workloads if policy.speed else {}).items():
         check_workload(workload, f"policy key speed.workloads.{own}", max_length=None)
     served = load_named_profile(request.profile)
-    recipes = [catalog.load_recipe(recipe) for recipe in request.recipes or DEFAULT_RECIPES]
+    recipes = [catalog.load_recipe(name) for name in request.recipes or DEFAULT_RECIPES]
     for one in recipes:
         check_margins(one, policy)
     settings = load_settings(None)
@@ -67,11 +67,13 @@ def check_policy(request: ModelRequest, name: str, *, as_json: bool) -> None:
         counts = sources.counts(policy)
         note_repeated_fields(policy, sources, progress)
         refuse(sources.faults(policy))
-        tried = 1 if request.until_pass else len(recipes)
-        level = gate_level(policy.alpha, policy.attempts, tried)
-        check_power(policy, recipes, counts, progress, level)
+        level = gate_level(
+            policy.alpha, policy.attempts, len(recipes), in_sequence=request.until_pass
+        )
+        check_power(policy, recipes, counts, level, progress)
+        families = [recipe.family for recipe in recipes]
         power = policy_power(policy, recipes, counts, level) + speed_power(
-            policy, tried, served, level, families=[recipe_tried.family for recipe_tried in recipes]
+            policy, served, level, families=families
         )
         if as_json:
             answer = {"schema_version": 1, "policy": policy.name, "alpha": policy.alpha}

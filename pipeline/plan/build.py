@@ -32,7 +32,7 @@ from prepare.errors import UsageError
 from prepare.stage import StageSpec
 from prepare.store import Store
 from recipes.engine_arguments import memory_share
-from recipes.policy import Policy
+from recipes.policy import Policy, Suite
 from recipes.schema import DEFAULT_CONCURRENCY, ServingProfile
 
 QUESTION_SEED = 20240814
@@ -252,7 +252,6 @@ class Builder:
     def _reference(self, name: str, questions: StageSpec, baseline: Arm, number: int) -> StageSpec:
         """Return the stage whose answers all others are compared with, from another start."""
         suite = self.policy.suites[name]
-        in_flight = suite.concurrency or self._in_flight
         return EVALUATE.spec(
             baseline.recipe.name,
             EvaluateParameters(
@@ -269,18 +268,20 @@ class Builder:
                 tokenizer=str(baseline.folder),
                 environment="evaluate",
                 suite=repeat_role(name),
-                concurrency=max(1, in_flight // 2),
+                concurrency=self._slower(suite),
             ),
             self.store,
         )
+
+    def _slower(self, suite: Suite) -> int:
+        """Return the requests in flight of a second asking: other neighbors in the batches."""
+        return max(1, (suite.concurrency or self._in_flight) // 2)
 
     def _repeat(self, name: str, first: StageSpec) -> StageSpec:
         """Return the stage that repeats the first questions."""
         suite = self.policy.suites[name]
         again = {"max_questions": suite.noise_floor_questions, "is_again": True}
-        # Other neighbors in the batches, as on another day.
-        in_flight = EVALUATE.runtime_of(first).concurrency
-        slower = {"suite": repeat_role(name), "concurrency": max(1, in_flight // 2)}
+        slower = {"suite": repeat_role(name), "concurrency": self._slower(suite)}
         return EVALUATE.spec(
             first.variant,
             EVALUATE.parameters_of(first).model_copy(update=again),

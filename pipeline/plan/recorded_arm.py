@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from artifacts.deploy.registered import checked_folder, find_version, open_version
-from artifacts.evidence.verify import check_archive, check_run, read_archive
+from artifacts.evidence.verify import check_archive, check_run
 from artifacts.registry import Registry
 from artifacts.run_record import RunReport, find_run
 from eval_gates.clusters import group_by_cluster
@@ -21,7 +21,7 @@ from pipeline.plan.data_sources import SourceResolver
 from pipeline.stages.attempts import JudgeParameters
 from pipeline.stages.evaluate import EVALUATE, TEXTS
 from pipeline.stages.evidence import Evidence
-from pipeline.stages.packed import files_of, pack
+from pipeline.stages.packed import files_of, open_archive, pack
 from pipeline.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
 from pipeline.stages.recall import RECALL, RecallParameters, RecallRuntime
 from pipeline.stages.recorded import (
@@ -32,7 +32,6 @@ from pipeline.stages.recorded import (
     Side,
     compared_policy,
 )
-from pipeline.stages.verdict import JUDGE
 from prepare.digest import digest_file
 from prepare.errors import EvidenceError, PrepareError, UsageError
 from prepare.own_command import own_command
@@ -244,17 +243,11 @@ def _of_run(report: RunReport, variant: str, store: Store, scratch: Path) -> Rec
             hint="name what they were compared with: "
             f"--baseline {evidence.recorded.parameters.origin}",
         )
-    records: dict[str, StageRecord] = {}
-    pending = [StageReference(stage=JUDGE.name, key=judges[wanted])]
-    for reference in pending:
-        record = evidence.find_at(reference)
-        if record is not None and record.key not in records:
-            records[record.key] = record
-            pending += record.inputs.values()
+    records = evidence.collect([evidence.judge.record], may_lack_origins=True)
     archive = scratch / "evidence.tar.gz"
-    pack(archive, files_of(records.values(), store))
-    made = [r for r in records.values() if r.stage in ("quantize", "adopt")]
-    folders = [store.stage_folder(each.stage, each.key) / "output" for each in made]
+    pack(archive, files_of(records, store))
+    made = [record for record in records if record.stage in ("quantize", "adopt")]
+    folders = [store.stage_folder(record.stage, record.key) / "output" for record in made]
     tokenizer = next((folder for folder in folders if folder.is_dir()), None)
     side: Side = "baseline" if variant == BASELINE else "candidate"
     return _read(archive, f"{report.run}:{variant}", judges[wanted], side, tokenizer)
@@ -267,6 +260,6 @@ def _read(
     parameters = RecordedParameters(
         origin=origin, archive=digest_file(archive), judge=judge, side=side
     )
-    with read_archive(archive) as store:
+    with open_archive(archive) as store:
         evidence, facts = check_archive(store, parameters, origin)
     return RecordedArm(parameters, archive, evidence, facts, tokenizer)

@@ -73,8 +73,11 @@ class Choice:
     @property
     def level(self) -> float:
         """Error rate of one variant's gate, at a first attempt."""
-        rungs = 1 if self.asked.until_pass else len(self.recipes)
-        return gate_level(self.policy.alpha, self.policy.attempts, rungs)
+        variants = len(self.recipes)
+        in_sequence = self.asked.until_pass
+        return gate_level(
+            self.policy.alpha, self.policy.attempts, variants, in_sequence=in_sequence
+        )
 
     @property
     def headers(self) -> dict[str, Checkpoint]:
@@ -146,16 +149,15 @@ def choose(
     default = () if adopted else default_recipes
     recipe_names = tuple(dict.fromkeys(request.recipes or default))
     formats = read_kv_formats(request.kv)
-    made = [load_made_recipe(recipe_name) for recipe_name in recipe_names]
+    made_pairs = [with_kv_formats(load_made_recipe(name), formats) for name in recipe_names]
+    adopted_pairs = [with_kv_formats(variant.recipe, formats) for variant in adopted]
     adopted = tuple(
         replace(variant, recipe=recipe)
-        for variant in adopted
-        for recipe in with_kv_formats(variant.recipe, formats)
+        for variant, pairs in zip(adopted, adopted_pairs, strict=True)
+        for recipe in pairs.values()
     )
-    recipes = (
-        *(pair for recipe in made for pair in with_kv_formats(recipe, formats)),
-        *(variant.recipe for variant in adopted),
-    )
+    every_pair = [*made_pairs, *adopted_pairs]
+    recipes = tuple(recipe for pairs in every_pair for recipe in pairs.values())
     names = [recipe.name for recipe in recipes]
     for recipe in recipes:
         if names.count(recipe.name) > 1:
@@ -203,9 +205,9 @@ def choose(
         adopted=adopted,
         kv_formats={
             recipe.name: kv_format
-            for recipe in recipes
-            for kv_format in formats
-            if recipe.name.endswith(kv_suffix(kv_format))
+            for pairs in every_pair
+            for kv_format, recipe in pairs.items()
+            if kv_format
         },
         left_out=tuple(left_out),
         checkpoints=checkpoints,
@@ -230,21 +232,23 @@ def kv_suffix(kv_format: str) -> str:
     return f".kv-{kv_format.replace('_', '-')}"
 
 
-def with_kv_formats(recipe: Recipe, formats: Sequence[str]) -> list[Recipe]:
-    """Return the recipe's pairs of weights and KV cache; itself without formats.
+def with_kv_formats(recipe: Recipe, formats: Sequence[str]) -> dict[str, Recipe]:
+    """Return the recipe's pairs of weights and KV cache by format; itself, by '', without any.
 
     UsageError: the variant's own arguments name a format.
     """
     if not formats:
-        return [recipe]
+        return {"": recipe}
     if KV_DTYPE in getattr(recipe.quantization, "served_with", {}):
         raise UsageError(
             f"the arguments of '{recipe.name}' and --kv both name a format of its KV cache",
             where="--kv",
             hint=f"leave --{KV_DTYPE} out of the variant's arguments",
         )
-    names = [f"{recipe.name}{kv_suffix(kv_format)}" for kv_format in formats]
-    return [recipe.model_copy(update={"name": name}) for name in names]
+    return {
+        kv_format: recipe.model_copy(update={"name": f"{recipe.name}{kv_suffix(kv_format)}"})
+        for kv_format in formats
+    }
 
 
 def refuse_undefined(recipes: Sequence[Recipe], profile: ServingProfile) -> None:

@@ -21,7 +21,6 @@ from eval_gates.statistics.assay_sensitivity import min_questions_for_sensitivit
 from eval_gates.statistics.bound import min_identical_values
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import Look, min_unchanged_values, planned_looks
-from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.stopping import comparison_of
 from eval_gates.suites.decision_task import KindGate, gates_of
 from eval_gates.suites.suite_kind import SuiteKind, kind_of
@@ -240,11 +239,11 @@ def _product(chances: Sequence[float | None]) -> float | None:
 
 
 def policy_power(
-    policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float | None = None
+    policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float
 ) -> tuple[GatePower, ...]:
     """Compute every suite's chances; each needs a margin for the families.
 
-    `counts` are available questions; `level` None means a first attempt's.
+    `counts` are available questions; `level` is that of one variant's gate.
     """
     gates = _gates(policy, recipes, counts, level)
     return tuple(gate.power() for gate in gates) + tuple(
@@ -256,8 +255,8 @@ def check_power(
     policy: Policy,
     recipes: Sequence[Recipe],
     counts: Counts,
+    level: float,
     progress: Progress,
-    level: float | None = None,
 ) -> None:
     """Refuse suites that cannot decide; advisory ones need not.
 
@@ -290,8 +289,8 @@ def check_counted(
     policy: Policy,
     recipes: Sequence[Recipe],
     laid_out: Mapping[str, QuestionsResult],
-    progress: Progress,
     level: float,
+    progress: Progress,
 ) -> None:
     """Check suites that laying out counts; raises as check_power."""
     suites = {
@@ -302,7 +301,7 @@ def check_counted(
     if suites:
         counted = policy.model_copy(update={"suites": suites})
         counts = {name: laid_out[name].units for name in suites}
-        check_power(counted, recipes, counts, progress, level)
+        check_power(counted, recipes, counts, level, progress)
 
 
 @dataclass(frozen=True)
@@ -540,7 +539,7 @@ def words_at_sessions(comparison: Comparison, alpha: float, flips: float) -> str
 
 
 def _kind_gates(
-    policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float | None
+    policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float
 ) -> Iterator[_KindGatePower]:
     """Yield the gates that suites of decisions have besides their own."""
     for gate in _gates(policy, recipes, counts, level):
@@ -559,16 +558,15 @@ def _kind_gates(
 
 
 def _gates(
-    policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float | None
+    policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float
 ) -> Iterator[_SuiteGate]:
     families = dict.fromkeys(each.family for each in recipes if each.family != "baseline")
-    alpha = gate_level(policy.alpha, policy.attempts, len(recipes)) if level is None else level
     for name, suite in policy.suites.items():
         questions = _available(policy, name, counts)
         if policy.undecided_supporting == "hold" and suite.tier == "supporting":
             suite = suite.model_copy(update={"tier": "critical"})  # it must pass, too
         for family in families:
-            yield _SuiteGate(name, suite, family, alpha, questions)
+            yield _SuiteGate(name, suite, family, level, questions)
 
 
 def _available(policy: Policy, name: str, counts: Counts) -> int | None:

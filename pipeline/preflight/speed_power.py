@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from eval_gates.speed.load_run import LENGTH_FACTOR
 from eval_gates.speed.report import describe_gate
 from eval_gates.speed.rules import SpeedRule
-from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.statistics.paired_t import chance_above
 from pipeline.plan.speed_plan import find_speed_gates
 from pipeline.preflight.power import RATIO, Chances, GatePower, format_chance
@@ -43,24 +42,22 @@ class BlockNoise:
 
 def speed_power(
     policy: Policy,
-    tried: int,
     profile: ServingProfile,
-    level: float | None = None,
+    level: float,
     start_seconds: float | None = None,
     measured: BlockNoise | None = None,
     families: Sequence[str] = (),
 ) -> tuple[GatePower, ...]:
     """Compute each speed gate's chances; raises as `find_speed_gates`.
 
-    `level` None means a first attempt's. `measured` is the noise of ratios on this machine, with
+    `level` is that of one variant's gate. `measured` is the noise of ratios on this machine, with
     fresh starts. Ratios that were measured before are told for the families.
     """
-    alpha = gate_level(policy.alpha, policy.attempts, tried) if level is None else level
     start = START_SECONDS if start_seconds is None else start_seconds
     powers = []
     speed_gates = policy.gates_on(profile.accelerator)
     for speed_gate, planned in zip(
-        speed_gates, find_speed_gates(policy, profile, alpha=alpha), strict=True
+        speed_gates, find_speed_gates(policy, profile, alpha=level), strict=True
     ):
         rule = planned.rule
         workload = planned.workload

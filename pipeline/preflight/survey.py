@@ -129,7 +129,7 @@ def _question_faults(
     if not missing and not choices.asked.is_screening:  # without gates nothing is to be decided
         try:
             check_power(
-                choices.policy, choices.recipes, sources.counts(policy), progress, choices.level
+                choices.policy, choices.recipes, sources.counts(policy), choices.level, progress
             )
         except UsageError as fault:
             yield fault
@@ -145,7 +145,7 @@ def check_fitted(
     resolved = resolve_generation(choices.policy, checkpoint.generation)
     if fitted != resolved and not choices.asked.is_screening:
         counts = sources.counts(fitted)
-        check_power(fitted, choices.recipes, counts, NullProgress(), choices.level)
+        check_power(fitted, choices.recipes, counts, choices.level, NullProgress())
 
 
 def _disk_faults(preflight: Preflight, choices: Choice) -> list[PrepareError]:

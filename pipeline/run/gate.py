@@ -206,7 +206,6 @@ def plan_of(
             (served_recipe("candidate", choice.family), choice.candidate),
         )
     )
-    check_power(policy, (candidate.recipe,), sources.counts(policy), progress)
     plan = Builder(
         policy=policy,
         baseline=baseline,
@@ -220,6 +219,8 @@ def plan_of(
         run=run_id,
         remeasured=find_gates(choice.asked.remeasure, policy, None),
     ).build()
+    counts = sources.counts(policy)
+    check_power(policy, (candidate.recipe,), counts, plan.trial.level, progress)
     AttemptLedger(settings.open_store()).check_allowed(plan.trial)
     return plan
 

@@ -148,7 +148,7 @@ class Pieces:
         check_independence(self._plan.policy, self.run.progress, laid_out)
         recipes = [variant.recipe for variant in self._plan.variants]
         level = self._plan.trial.level
-        check_counted(self._plan.policy, recipes, laid_out, self.run.progress, level)
+        check_counted(self._plan.policy, recipes, laid_out, level, self.run.progress)
         if self._plan.baseline.recorded is not None:
             compare_prompts(self.state, self.run)
         if not all(arm.is_ours for arm in self._plan.variants):

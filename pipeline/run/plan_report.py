@@ -212,7 +212,6 @@ def forecast(
             *policy_power(policy, tried, sources.counts(policy), level),
             *speed_power(
                 choices.policy,
-                len(tried),
                 profile,
                 level,
                 median_seconds(seen, SERVER),

@@ -20,7 +20,7 @@ from pipeline.plan.build import Builder
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.plan import Arm, Plan
 from pipeline.plan.progress import PlanProgress
-from pipeline.plan.recorded_arm import ARM, RecordedArm, is_recorded, open_record
+from pipeline.plan.recorded_arm import ARM, RecordedArm, open_record
 from pipeline.plan.resolved_options import find_gates, registry_uri
 from pipeline.preflight.power import check_power
 from pipeline.run.gate import refuse_given, served_recipe, tokenizer_digest
@@ -37,7 +37,6 @@ from prepare.hardware import this_node
 from recipes.policy import Policy
 from recipes.schema import Family
 
-__all__ = ["is_recorded", "run_recorded_gate"]
 TOKENIZER_FILES = ("tokenizer*", "chat_template*", "vocab*", "merges*", "special_tokens*")
 OF_THE_RECORD = ("policy", "family", "eval_data", "max_length", "baseline_model")
 
@@ -252,7 +251,6 @@ def plan_of(choice: RecordedChoice, settings: Settings, sources: SourceResolver,
         folder=folder,
         max_length=record.facts.max_length,
     )
-    check_power(policy, (candidate.recipe,), record.counts(), run.progress)
     plan = Builder(
         policy=policy,
         baseline=baseline,
@@ -265,5 +263,6 @@ def plan_of(choice: RecordedChoice, settings: Settings, sources: SourceResolver,
         run=run.log.run_id,
         remeasured=find_gates(choice.asked.remeasure, policy, None),
     ).build()
+    check_power(policy, (candidate.recipe,), record.counts(), plan.trial.level, run.progress)
     AttemptLedger(settings.open_store()).check_allowed(plan.trial)
     return plan

@@ -60,7 +60,8 @@ class Trial(Record):
     @property
     def level(self) -> float:
         """Error rate of one variant's gate."""
-        return gate_level(self.alpha, self.attempts, 1 if self.descent else len(self.variants))
+        variants = len(self.variants)
+        return gate_level(self.alpha, self.attempts, variants, in_sequence=bool(self.descent))
 
     def before(self, recipe: str) -> list[str]:
         """Return the recipes that must have passed before this one is judged."""

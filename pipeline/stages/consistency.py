@@ -20,12 +20,12 @@ from pipeline.stages.speed import ROLE, SPEED
 from prepare.stage import Stage, StageRecord, StageReference
 from recipes.schema import ServingProfile
 
-# Prefixes of a judge stage's roles, by side: `again` is the baseline, asked a second time.
 ASKING: Mapping[str, Stage[Any, Any, EvaluateResult]] = {
     EVALUATE.name: EVALUATE,
     RECALL.name: RECALL,
 }
 """Stages of answers."""
+# Prefixes of a judge stage's roles, by side: `again` is the baseline, asked a second time.
 SIDES = {"baseline": ("baseline.", "again."), "candidate": ("candidate.",)}
 
 

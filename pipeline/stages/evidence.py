@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -111,6 +111,25 @@ class Evidence:
                 return None
             self.stages[place] = record
         return self.stages[place]
+
+    def collect(
+        self, roots: Sequence[StageRecord], *, may_lack_origins: bool = False
+    ) -> list[StageRecord]:
+        """Return these stages and all their inputs, sorted by place.
+
+        A store of runs may lack what inputs were made from: then `may_lack_origins`.
+        """
+        records: dict[str, StageRecord] = {}
+        pending = [root.as_reference() for root in roots]
+        while pending:
+            reference = pending.pop()
+            if place_of(reference) in records:
+                continue
+            record = self.find_at(reference) if may_lack_origins else self.record_at(reference)
+            if record is not None:
+                records[place_of(reference)] = record
+                pending += record.inputs.values()
+        return [records[place] for place in sorted(records)]
 
     def typed(
         self, stage: Stage[Parameters, Any, Result], role: str

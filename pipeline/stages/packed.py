@@ -6,8 +6,10 @@ import gzip
 import re
 import tarfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from eval_gates.answer_log import ANSWERS, QUESTIONS
 from eval_gates.speed.load_run import LOADS
@@ -49,6 +51,14 @@ def pack(archive: Path, files: dict[str, Path]) -> None:
             member.size = file.stat().st_size
             with file.open("rb") as content:
                 tar.addfile(member, content)
+
+
+@contextmanager
+def open_archive(archive: Path) -> Iterator[Store]:
+    """Yield an untrusted archive as a store to read; raises as `unpack`."""
+    with TemporaryDirectory(prefix="prepare-evidence-") as folder:
+        unpack(archive, Path(folder))
+        yield Store(Path(folder))
 
 
 def unpack(archive: Path, root: Path) -> set[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from pydantic import Field
 
@@ -12,13 +11,12 @@ from eval_gates.answer_log import QUESTIONS as FILE
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import for_worker
 from pipeline.stages.context import StageContext
-from pipeline.stages.packed import unpack
+from pipeline.stages.packed import open_archive
 from prepare.digest import digest_bytes, digest_file
 from prepare.errors import EvidenceError
 from prepare.process_environment import NetworkAccess
 from prepare.record import Record
 from prepare.stage import Stage, StageReference, WorkerRuntime
-from prepare.store import Store
 from recipes.policy import AnyTask
 
 
@@ -94,9 +92,7 @@ def run(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> Questio
 def _from_archive(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> QuestionsResult:
     """Copy what evidence has; EvidenceError if it is not that of its record."""
     reference = StageReference(stage=QUESTIONS.name, key=context.spec.key)
-    with TemporaryDirectory(prefix="prepare-recorded-") as unpacked:
-        unpack(Path(context.runtime.archive), Path(unpacked))
-        store = Store(Path(unpacked))
+    with open_archive(Path(context.runtime.archive)) as store:
         found = QUESTIONS.result_of(store.get(reference))
         place = store.stage_folder(reference.stage, reference.key)
         if digest_file(place / FILE) != found.questions_digest:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from pydantic import Field
 
@@ -12,13 +10,12 @@ from eval_gates.answer_log import ANSWERS
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages.context import StageContext
 from pipeline.stages.evaluate import EVALUATE, TEXTS, EvaluateResult
-from pipeline.stages.packed import unpack
+from pipeline.stages.packed import open_archive
 from pipeline.stages.recorded import ARCHIVE
 from prepare.digest import digest_file
 from prepare.errors import EvidenceError
 from prepare.record import Record
 from prepare.stage import Stage, StageReference
-from prepare.store import Store
 from recipes.policy import AnyTask
 
 
@@ -43,9 +40,7 @@ RECALL = Stage("recall", 1, RecallParameters, RecallRuntime, EvaluateResult)
 def run(context: StageContext[RecallParameters, RecallRuntime]) -> EvaluateResult:
     """Copy the answers; EvidenceError if they are not those of the record."""
     reference = StageReference(stage=EVALUATE.name, key=context.parameters.evaluate)
-    with TemporaryDirectory(prefix="prepare-recorded-") as folder:
-        unpack(context.input_folder("sanity") / ARCHIVE, Path(folder))
-        store = Store(Path(folder))
+    with open_archive(context.input_folder("sanity") / ARCHIVE) as store:
         result = EVALUATE.result_of(store.get(reference))
         answers = store.stage_folder(reference.stage, reference.key) / ANSWERS
         if digest_file(answers) != result.answers_digest:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 
 from pydantic import Field
@@ -16,7 +14,7 @@ from pydantic import Field
 from pipeline.serving.served_model import ServedModel, ServerInfo
 from pipeline.stages.context import StageContext
 from pipeline.stages.evaluate import EVALUATE
-from pipeline.stages.packed import unpack
+from pipeline.stages.packed import open_archive
 from pipeline.stages.sanity import SANITY, SanityText
 from pipeline.stages.verdict import JUDGE
 from prepare.digest import digest_file
@@ -70,9 +68,8 @@ def run(context: StageContext[RecordedParameters, RecordedRuntime]) -> RecordedR
             where=context.runtime.archive,
             hint="run the same command again",
         )
-    with TemporaryDirectory(prefix="prepare-recorded-") as folder:
-        unpack(copied, Path(folder))
-        return facts_of(context.parameters, Store(Path(folder)))
+    with open_archive(copied) as store:
+        return facts_of(context.parameters, store)
 
 
 def facts_of(parameters: RecordedParameters, store: Store) -> RecordedResult:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from free_port import free_port
 from http_stand_in import HttpStandIn, SilentHandler
 from listener import Listener
 from word_tokenizer import WordTokenizer
 
 from eval_gates import evaluate_worker
+from eval_gates.ask import UnansweredError
 from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.rows import Answer, digest
 from eval_gates.server_tokens import check_server_template
@@ -89,10 +91,26 @@ class RenderingStandIn(HttpStandIn):
         super().__init__(Handler)
 
 
-@pytest.mark.parametrize(("start", "status"), [("chat:", 200), ("other:", 404)])
-def test_an_endpoint_with_the_same_template_or_that_does_not_tell(start: str, status: int) -> None:
+def compare_template(url: str) -> list[str]:
+    """Return what is noted of the endpoint's template."""
+    notes: list[str] = []
+    spec = {"url": url, "model": "m"}
+    check_server_template(spec, Tokenizer(Templated(), {}), notes.append)
+    return notes
+
+
+@pytest.mark.parametrize(("start", "status", "notes"), [("chat:", 200, 0), ("other:", 404, 1)])
+def test_an_endpoint_with_the_same_template_or_that_does_not_tell(
+    start: str, status: int, notes: int
+) -> None:
     with RenderingStandIn(Templated(start), status) as server:
-        check_server_template({"url": server.url, "model": "m"}, Tokenizer(Templated(), {}))
+        assert len(compare_template(server.url)) == notes
+
+
+def test_an_endpoint_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eval_gates.ask.TRIES", 1)
+    with pytest.raises(UnansweredError):
+        compare_template(f"http://127.0.0.1:{free_port()}")
 
 
 def test_an_endpoint_with_another_template_is_refused_with_the_first_token() -> None:
@@ -100,4 +118,4 @@ def test_an_endpoint_with_another_template_is_refused_with_the_first_token() -> 
         RenderingStandIn(Templated("other:")) as server,
         pytest.raises(StageError, match="number 0"),
     ):
-        check_server_template({"url": server.url, "model": "m"}, Tokenizer(Templated(), {}))
+        compare_template(server.url)

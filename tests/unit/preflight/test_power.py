@@ -13,6 +13,7 @@ from listener import Listener
 from eval_gates.speed.rules import SpeedRule
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import find
+from eval_gates.statistics.multiplicity import gate_level
 from pipeline.preflight.power import (
     chances,
     check_power,
@@ -33,6 +34,10 @@ COUNTS = {
     **{"mmlu": 14_042, "code": 542, "rouge": 11_490, "ifeval": 541, "gsm8k": 1319, "tools": 2116},
     **{"needles": 600, "mmlu_pro": 3000, "bleu": 2000},
 }
+
+
+def level_of(policy: Policy, variants: int) -> float:
+    return gate_level(policy.alpha, policy.attempts, variants)
 
 
 def replay(
@@ -74,12 +79,14 @@ def test_it_agrees_with_replays(comparison: Comparison, n: int, flips: float, lo
 def test_carried_policies_pass_their_usual_variants(name: str, least: float) -> None:
     policy = load_policy(name)
     counts = {suite: COUNTS[suite] for suite in policy.suites}
-    for passes, usual in joint_power(policy_power(policy, BOTH, counts)).values():
+    for passes, usual in joint_power(
+        policy_power(policy, BOTH, counts, level_of(policy, 2))
+    ).values():
         assert usual is not None
         assert usual >= least
         assert passes is not None
         assert passes >= usual
-    check_power(policy, BOTH, counts, Listener())
+    check_power(policy, BOTH, counts, level_of(policy, 2), Listener())
 
 
 def made(**suite: Any) -> Policy:
@@ -102,29 +109,30 @@ def made(**suite: Any) -> Policy:
 def test_hopeless_suites_are_refused(suite: dict[str, Any], available: int, words: str) -> None:
     counts = {"mmlu": available, "code": 164}
     with pytest.raises(UsageError, match=words) as caught:
-        check_power(made(**suite), FP8, counts, Listener())
+        check_power(made(**suite), FP8, counts, 0.05, Listener())
     assert caught.value.where == "policy key suites.mmlu.margins.fp8"
-    check_power(made(**suite, tier="advisory"), FP8, counts, Listener())
+    check_power(made(**suite, tier="advisory"), FP8, counts, 0.05, Listener())
 
 
 @pytest.mark.parametrize("available", [499, 500, None])
 def test_a_cost_without_enough_problems_is_refused(available: int | None) -> None:
     policy, counts = load_policy("reasoning"), {"gsm8k": available, "mmlu_pro": 3000}
     if available != 499:
-        check_power(policy, FP8, counts, Listener())
+        check_power(policy, FP8, counts, level_of(policy, 1), Listener())
         return
     with pytest.raises(UsageError, match="the cost of 'gsm8k' cannot be decided"):
-        check_power(policy, FP8, counts, Listener())
+        check_power(policy, FP8, counts, level_of(policy, 1), Listener())
     assert policy.cost is not None
     cost = policy.cost.model_copy(update={"tier": "advisory"})
-    check_power(policy.model_copy(update={"cost": cost}), FP8, counts, Listener())
+    with_cost = policy.model_copy(update={"cost": cost})
+    check_power(with_cost, FP8, counts, level_of(policy, 1), Listener())
 
 
 def test_a_supporting_suite_may_be_unlikely_to_pass() -> None:
     suite = {"usual": {"fp8": {"flips": 0.3}}, "tier": "supporting"}
     policy, counts = made(**suite), {"mmlu": 400, "code": 164}
-    check_power(policy, FP8, counts, Listener())
-    gate = policy_power(policy, FP8, counts)[0]
+    check_power(policy, FP8, counts, level_of(policy, 1), Listener())
+    gate = policy_power(policy, FP8, counts, level_of(policy, 1))[0]
     assert "fails" in gate.words
     assert gate.passes is not None
     assert gate.passes > 0.95
@@ -132,7 +140,7 @@ def test_a_supporting_suite_may_be_unlikely_to_pass() -> None:
 
 def test_a_score_on_other_questions_is_not_known() -> None:
     policy = made(kind="rouge", margins={"fp8": 0.2})
-    gate = policy_power(policy, FP8, {"mmlu": 200, "code": 164})[0]
+    gate = policy_power(policy, FP8, {"mmlu": 200, "code": 164}, level_of(policy, 1))[0]
     assert "how they score there is not known yet" in gate.words
 
 
@@ -142,8 +150,8 @@ def test_tiny_chances_have_no_number() -> None:
 
 def test_an_unknown_number_is_told_later() -> None:
     policy, counts = made(), {"mmlu": None, "code": 164}
-    check_power(policy, FP8, counts, Listener())
-    gate = policy_power(policy, FP8, counts)[0]
+    check_power(policy, FP8, counts, level_of(policy, 1), Listener())
+    gate = policy_power(policy, FP8, counts, level_of(policy, 1))[0]
     assert (gate.units, gate.passes) == (None, None)
     assert joint_power([gate]) == {"fp8": (None, None)}
 
@@ -164,8 +172,10 @@ def test_few_flips_are_not_normal() -> None:
 
 def test_a_promotion_takes_all_suites_and_the_speed() -> None:
     policy = load_policy("default")
-    suites = policy_power(policy, BOTH, {suite: COUNTS[suite] for suite in policy.suites})
-    power = (*suites, *speed_power(policy, 2, load_profile("h100")))
+    suites = policy_power(
+        policy, BOTH, {suite: COUNTS[suite] for suite in policy.suites}, level_of(policy, 2)
+    )
+    power = (*suites, *speed_power(policy, load_profile("h100"), level_of(policy, 2)))
     for family, (equal, faster) in promotion_power(power).items():
         assert equal is not None
         assert faster is not None
@@ -213,7 +223,9 @@ class TestSpeed:
 
     def test_a_gate_says_what_it_takes(self) -> None:
         policy, profile = load_policy("default"), load_profile("h100")
-        gate, single, full = speed_power(policy, 2, profile, families=["fp8", "int4"])
+        gate, single, full = speed_power(
+            policy, profile, level_of(policy, 2), families=["fp8", "int4"]
+        )
         assert (gate.units, gate.alpha) == (7, pytest.approx(0.025))
         assert "64 concurrent requests, 1,024 tokens in, 256 out" in gate.words
         assert "(assumed)" in gate.words
@@ -222,10 +234,11 @@ class TestSpeed:
         assert "the starts of ratio.chat" in full.words
         assert "ratio.chat, critical" in gate.words
         assert "14 starts of servers" in gate.words
-        quiet = speed_power(policy, 2, profile, measured=BlockNoise(0.02, 12))[0]
+        quiet = speed_power(policy, profile, level_of(policy, 2), measured=BlockNoise(0.02, 12))[0]
         assert "a block varies by 2.0 % (measured here in 12 blocks)" in quiet.words
         assert quiet.passes is not None
         assert gate.passes is not None
         assert quiet.passes > gate.passes
-        *_, limits = speed_power(load_policy("strict"), 2, load_profile("h100"))
+        strict = load_policy("strict")
+        *_, limits = speed_power(strict, load_profile("h100"), level_of(strict, 2))
         assert limits.units == 8
