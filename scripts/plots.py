@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eval_gates.statistics.comparison import Comparison
-from pipeline.preflight.power import chances
+from pipeline.preflight.chances import chances
 
 FOLDER = Path("docs/images")
 ALPHA, FLIPS, MARGIN = 0.05, 0.04, Comparison.points(0.02)

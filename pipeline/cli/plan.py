@@ -25,8 +25,8 @@ from prepare.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pipeline.preflight.chances import GatePower
     from pipeline.preflight.gpu_fit import CapacityPlan
-    from pipeline.preflight.power import GatePower
 
 
 NOT_PLANNED = ("promote", "sign", "ablate", "screen", "remeasure")
@@ -84,7 +84,8 @@ def check_policy(request: ModelRequest, name: str, *, as_json: bool) -> None:
 
 def print_power(power: Sequence[GatePower]) -> None:
     """Print the chances of each gate and family."""
-    from pipeline.preflight.power import RATIO, format_chance, joint_power, promotion_power
+    from pipeline.preflight.chances import format_chance
+    from pipeline.preflight.power import RATIO, joint_power, promotion_power
 
     for words in dict.fromkeys(gate.words for gate in power):
         print(words)

@@ -14,7 +14,8 @@ from eval_gates.speed.report import describe_gate
 from eval_gates.speed.rules import SpeedRule
 from eval_gates.statistics.paired_t import chance_above
 from pipeline.plan.speed_plan import find_speed_gates
-from pipeline.preflight.power import RATIO, Chances, GatePower, format_chance
+from pipeline.preflight.chances import Chances, GatePower, format_chance
+from pipeline.preflight.power import RATIO
 from recipes.measured_ratios import find_measured
 from recipes.policy import Policy
 from recipes.schema import ServingProfile

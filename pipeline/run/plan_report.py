@@ -23,9 +23,10 @@ from pipeline.plan.model_plan import make_plan
 from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import Choice, choose
 from pipeline.plan.serving_profile import draft_reference
+from pipeline.preflight.chances import GatePower
 from pipeline.preflight.durations import Expected, add_up
 from pipeline.preflight.gpu_fit import spread_over_gpus
-from pipeline.preflight.power import GatePower, policy_power
+from pipeline.preflight.power import policy_power
 from pipeline.preflight.speed_power import BlockNoise, speed_power
 from pipeline.preflight.survey import check_fitted, line, refusal, survey
 from pipeline.run.expected_times import (

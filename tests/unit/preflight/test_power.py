@@ -14,10 +14,9 @@ from eval_gates.speed.rules import SpeedRule
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import find
 from eval_gates.statistics.multiplicity import gate_level
+from pipeline.preflight.chances import chances, format_chance
 from pipeline.preflight.power import (
-    chances,
     check_power,
-    format_chance,
     joint_power,
     policy_power,
     promotion_power,

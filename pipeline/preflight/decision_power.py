@@ -1,0 +1,93 @@
+"""Chance that a gate on one kind of decision passes, before any work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eval_gates.statistics.bound import min_identical_values
+from eval_gates.statistics.comparison import Comparison
+from eval_gates.suites.decision_task import KindGate
+from pipeline.preflight.chances import GatePower, format_chance, one_look
+from prepare.errors import UsageError
+from recipes.schema import Family
+
+SHOWN_SESSIONS = (50, 200, 1_000)
+
+
+@dataclass(frozen=True)
+class DecisionGatePower:
+    """Power of a suite's own gate on one kind of decision, for a family."""
+
+    suite: str
+    name: str
+    gate: KindGate
+    family: Family
+    alpha: float
+    flips: float
+    sessions: int | None  # that have such a turn; None if unknown
+
+    @property
+    def comparison(self) -> Comparison:
+        return Comparison.points(self.gate.margins[self.family])
+
+    def power(self) -> GatePower:
+        margin = self.gate.margins[self.family]
+        words = (
+            f"{self.name}, {self.family}, {self.gate.tier}: a margin of {100 * margin:g} points of "
+            "such turns"
+        )
+        passes = None
+        if self.gate.tier == "advisory":
+            words = f"{self.name}, advisory: shown, decides nothing"
+        elif self.sessions is None:
+            words += "; how many sessions there are is known once they are laid out"
+        else:
+            found = one_look(self.comparison, self.alpha, self.sessions, self.flips, 0.0)
+            is_critical = self.gate.tier == "critical"
+            passes = found.passes if is_critical else 1 - found.fails
+            said = "passes" if is_critical else "fails"
+            chance = found.passes if is_critical else found.fails
+            words += (
+                f", about {self.sessions:,} sessions (assumed: {100 * self.gate.sessions:g} % have "
+                f"such a turn); {said} {format_chance(chance)} of variants that lose nothing"
+            )
+            words += f"; {words_at_sessions(self.comparison, self.alpha, self.flips)}"
+        return GatePower(
+            gate=self.name,
+            tier=self.gate.tier,
+            family=self.family,
+            alpha=self.alpha,
+            units=self.sessions,
+            passes=passes,
+            usual=passes,
+            words=words,
+        )
+
+    def refusal(self) -> UsageError | None:
+        """Return why a critical gate cannot pass, or None."""
+        least = min_identical_values(self.gate.margins[self.family], self.alpha)
+        if self.gate.tier != "critical" or self.sessions is None or self.sessions >= least:
+            return None
+        return UsageError(
+            f"the gate '{self.name}' cannot pass: even when no decision changes it takes {least} "
+            f"sessions with such a turn, and about {self.sessions} are assumed",
+            where=f"policy key suites.{self.suite}, margins of {self.family}",
+            hint="give more sessions; or a wider margin; or 'tier: supporting'; 'sessions' is the "
+            "assumed share that has such a turn",
+        )
+
+
+def words_at_sessions(comparison: Comparison, alpha: float, flips: float) -> str:
+    """Return what numbers of sessions decide, as a sentence."""
+    twice = min(0.95, 2 * comparison.size)
+    found = [
+        [one_look(comparison, alpha, n, flips, loss) for loss in (0.0, twice)]
+        for n in SHOWN_SESSIONS
+    ]
+    passes = " / ".join(format_chance(same.passes) for same, _ in found)
+    fails = " / ".join(format_chance(worse.fails) for _, worse in found)
+    counts = " / ".join(f"{n:,}" for n in SHOWN_SESSIONS)
+    return (
+        f"{counts} such sessions pass {passes} of variants that lose nothing, and fail {fails} of "
+        f"those that lose {100 * twice:g} points"
+    )
