@@ -33,7 +33,7 @@ def bound_requests(address: str) -> None:
     from mlflow.utils import request_utils
 
     named = os.environ.get(HOSTS_VARIABLE, "").split(",")
-    _login_hosts.update({_host_of(address), *(named_host.strip().lower() for named_host in named)})
+    _login_hosts.update({_host_of(address), *(host.strip().lower() for host in named)})
     if hasattr(request_utils.TCPKeepAliveHTTPAdapter, "is_bounded"):
         return
 

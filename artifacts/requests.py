@@ -156,7 +156,7 @@ class CommandRequest:
         `public` turns a path into `./NAME` and leaves private options out.
         """
         words = ["prepare", self.kind]
-        defaults = {each.name: each.default for each in dataclasses.fields(self)}
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for name, declared in self.options().items():
             value = getattr(self, name)
             if value != defaults[name] and not (public and declared.is_private):

@@ -58,7 +58,7 @@ def side_lines(report: RunReport) -> list[str]:
         *lines,
         *(
             f"{variant.recipe}, speculative decoding: "
-            + "; ".join(f"{name}: {each.words}" for name, each in variant.spec_decode.items())
+            + "; ".join(f"{name}: {stats.words}" for name, stats in variant.spec_decode.items())
             for variant in drafted
         ),
     ]

@@ -192,7 +192,7 @@ class Client:
 
     def _run(self, work: Any) -> list[Any]:
         try:
-            found: list[Any] = asyncio.run(work)
+            results: list[Any] = asyncio.run(work)
         except _RejectedRequestError as error:
             raise RefusedError(
                 f"the endpoint cannot be asked this suite: {error}",
@@ -202,7 +202,7 @@ class Client:
                 "be unknown to it; tool calls need its parser (vLLM: --enable-auto-tool-choice "
                 "--tool-call-parser NAME); suites of generated text need no log-probabilities",
             ) from error
-        return found
+        return results
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[None]:
@@ -218,21 +218,21 @@ class Client:
 
     async def _ask(self, questions: Sequence[Question]) -> list[list[Reply]]:
         async with self._open():
-            chosen = [n for n, each in enumerate(questions) if each.continuations]
-            written = [n for n, each in enumerate(questions) if not each.continuations]
-            found = dict(
+            chosen = [n for n, question in enumerate(questions) if question.continuations]
+            written = [n for n, question in enumerate(questions) if not question.continuations]
+            replies = dict(
                 zip(chosen, await self._choose([questions[n] for n in chosen]), strict=True)
             )
             made = [self.requests_of(questions[n]) for n in written]
-            self._check_fit([each.length for requests in made for each in requests])
+            self._check_fit([request.length for requests in made for request in requests])
             texts = await _gather([self._answered(map(self._send, requests)) for requests in made])
-            found.update(zip(written, texts, strict=True))
-        return [found[number] for number in range(len(questions))]
+            replies.update(zip(written, texts, strict=True))
+        return [replies[number] for number in range(len(questions))]
 
     async def _answered(self, work: Any) -> list[Any]:
-        found = await _gather(list(work))
+        answers = await _gather(list(work))
         self.answered(1)
-        return found
+        return answers
 
     def requests_of(self, question: Question) -> list[Request]:
         """Return a request per sample."""
@@ -262,7 +262,7 @@ class Client:
             tokens = self._encode(prompt)
             if room == "model":
                 room = max(1, self.max_length - len(tokens) - _CHAT_SLACK * is_messages)
-            if thinking and any(each in thinking.start + thinking.end for each in self._special):
+            if thinking and any(token in thinking.start + thinking.end for token in self._special):
                 body["skip_special_tokens"] = False
                 special = self._special
             has_begun = thinking is not None and prompt.rstrip().endswith(thinking.start)
@@ -276,11 +276,11 @@ class Client:
 
         def read(answer: Any) -> Reply:
             parse = replies.read_chat if is_messages else replies.read_completion
-            found, reasoning = parse(answer)
-            if self.by_chat and isinstance(room, int) and found.tokens > room:
-                raise ValueError(f"it gives {found.tokens} tokens where {room} are the limit")
+            reply, reasoning = parse(answer)
+            if self.by_chat and isinstance(room, int) and reply.tokens > room:
+                raise ValueError(f"it gives {reply.tokens} tokens where {room} are the limit")
             return replies.finish(
-                found, reasoning, stops, thinking, has_begun=has_begun, special_tokens=special
+                reply, reasoning, stops, thinking, has_begun=has_begun, special_tokens=special
             )
 
         length = len(tokens) + (room if isinstance(room, int) else 0)
@@ -295,17 +295,17 @@ class Client:
 
     async def _choose(self, questions: Sequence[Question]) -> list[list[Reply]]:
         if self.by_chat:
-            work = [self._answered([self._write_choice(each)]) for each in questions]
+            work = [self._answered([self._write_choice(one)]) for one in questions]
             return await _gather(work)
         pairs = [self._pairs(question) for question in questions]
-        self._check_fit([max(len(c) + len(t) for c, t in each) for each in pairs])
+        self._check_fit([max(len(c) + len(t) for c, t in one) for one in pairs])
         order = sorted(range(len(pairs)), key=lambda n: pairs[n][0][0])  # for a prefix cache
-        found: dict[int, list[Reply]] = {}
+        chosen: dict[int, list[Reply]] = {}
         single = [n for n in order if _is_one_token(pairs[n])]
         if single and self._asks_once is None:
             # One item shows whether the endpoint can.
             try:
-                found[single[0]] = await self._choose_once(pairs[single[0]])
+                chosen[single[0]] = await self._choose_once(pairs[single[0]])
                 self._asks_once = True
             except _RejectedRequestError as error:
                 self._asks_once = False
@@ -314,16 +314,16 @@ class Client:
                     f"({error}): every choice is scored by its own request"
                 )
         if self._asks_once:
-            rest = [n for n in single if n not in found]
+            rest = [n for n in single if n not in chosen]
             once = await _gather([self._choose_once(pairs[n]) for n in rest])
-            found.update(zip(rest, once, strict=True))
-        rest = [n for n in order if n not in found]
-        self.counts["one_request"] += len(found)
+            chosen.update(zip(rest, once, strict=True))
+        rest = [n for n in order if n not in chosen]
+        self.counts["one_request"] += len(chosen)
         self.counts["scored"] += len(rest)
         self.counts["fallen_back"] += len(set(rest) & set(single))
         scored = await _gather([self._score(pairs[n]) for n in rest])
-        found.update(zip(rest, scored, strict=True))
-        return [found[number] for number in range(len(questions))]
+        chosen.update(zip(rest, scored, strict=True))
+        return [chosen[number] for number in range(len(questions))]
 
     def _pairs(self, question: Question) -> list[tuple[list[int], list[int]]]:
         contexts = question.contexts or [question.prompt] * len(question.continuations)
@@ -361,7 +361,7 @@ class Client:
         return [Reply(values=_checked(await self._answered(map(self._send, requests))))]
 
     async def _write_choice(self, question: Question) -> Reply:
-        choices = [each.strip() for each in question.continuations]
+        choices = [continuation.strip() for continuation in question.continuations]
         if question.contexts or any(len(choice.split()) != 1 for choice in choices):
             raise self._refusal(f"a choice of several words: {choices[0][:60]!r}")
         thinks = "thinking" in self._settings
@@ -401,12 +401,12 @@ class Client:
             body = _in_form(request.body, *form)
             if body is not None:
                 try:
-                    found = await self._try_often(request._replace(body=body))
+                    answer = await self._try_often(request._replace(body=body))
                 except _RejectedRequestError as error:
                     refused = refused or error
                 else:
                     self._forms = (form,)
-                    return found
+                    return answer
         raise refused or _RejectedRequestError("it takes no form of requests with these settings")
 
     async def _try_often(self, request: Request) -> Any:
@@ -536,8 +536,8 @@ def seconds_to_wait(retry_after: str | None) -> float | None:
 
 def _check_no_error(body: Any) -> None:
     """Raise for an error that a gateway gave with status 200."""
-    if (found := find_error(body)) is not None:
-        words, code = found
+    if (error := find_error(body)) is not None:
+        words, code = error
         said = f"it answered 200 with an error: {words[:_MAX_REASON]}"
         if code is not None and 400 <= code < 500 and code not in _PASSING_STATUSES:
             raise _RejectedRequestError(said)
@@ -590,7 +590,7 @@ async def _receive(response: Any) -> bytes:
 
 async def _gather(work: Sequence[Any]) -> list[Any]:
     """Return the results in order; the first error cancels the rest."""
-    tasks = [asyncio.ensure_future(each) for each in work]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
     try:
         return list(await asyncio.gather(*tasks))
     except BaseException:

@@ -184,7 +184,9 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _margins(rows: Answers) -> Margins | None:
-    found = [row.own["margin"] for row in rows if isinstance(row.own.get("margin"), float)]
-    if len(found) < 2:
+    margins = [row.own["margin"] for row in rows if isinstance(row.own.get("margin"), float)]
+    if len(margins) < 2:
         return None
-    return Margins(median=median(found), lowest_tenth=quantiles(found, n=10, method="inclusive")[0])
+    return Margins(
+        median=median(margins), lowest_tenth=quantiles(margins, n=10, method="inclusive")[0]
+    )

@@ -117,18 +117,18 @@ def keeps(kind: str) -> str:
 def kept_kinds(reference: TurnDecision, decision: TurnDecision) -> dict[str, int]:
     """Return 1 or 0 by the answer's key of each kind that the reference's decision is about."""
     same_tool = decision.tool == reference.tool
-    found = {}
+    kept = {}
     if reference.calls:
-        found["calls"] = decision.calls
-        found["tool"] = same_tool
-        found["arguments"] = same_tool and decision.arguments == reference.arguments
+        kept["calls"] = decision.calls
+        kept["tool"] = same_tool
+        kept["arguments"] = same_tool and decision.arguments == reference.arguments
     else:
-        found["talks"] = not decision.calls
+        kept["talks"] = not decision.calls
     if reference.declines:
-        found["declines"] = decision.declines
+        kept["declines"] = decision.declines
     else:
-        found["helps"] = not decision.declines
-    return {keeps(kind): int(is_kept) for kind, is_kept in found.items()}
+        kept["helps"] = not decision.declines
+    return {keeps(kind): int(is_kept) for kind, is_kept in kept.items()}
 
 
 def read_decision(text: str, calls: Sequence[ToolCall], tools: Collection[str]) -> TurnDecision:
@@ -171,8 +171,8 @@ def _arguments_in(rest: str) -> str:
         if pairs := pattern.findall(rest):
             return _dump({key.strip(): _value(value) for key, value in pairs})
     if "<escape>" in rest or (rest.lstrip().startswith("{") and '"' not in rest):
-        found = _ESCAPED.findall(rest)
-        return _dump({key: quoted or _value(bare) for key, quoted, bare in found})
+        parts = _ESCAPED.findall(rest)
+        return _dump({key: quoted or _value(bare) for key, quoted, bare in parts})
     value = _object_in(rest)
     if value is None:  # it is cut off
         _, brace, inside = rest.partition("{")
@@ -203,8 +203,8 @@ def _python_arguments(rest: str) -> str:
     try:
         call = ast.parse(f"f{rest}", mode="eval").body
         assert isinstance(call, ast.Call)
-        values = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
-        values |= {str(n): ast.literal_eval(each) for n, each in enumerate(call.args)}
+        values = {str(argument.arg): ast.literal_eval(argument.value) for argument in call.keywords}
+        values |= {str(n): ast.literal_eval(argument) for n, argument in enumerate(call.args)}
         return _dump(values)
     except (SyntaxError, ValueError, AssertionError, TypeError, MemoryError, RecursionError):
         return " ".join(rest.split())
@@ -237,5 +237,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list) else value
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value

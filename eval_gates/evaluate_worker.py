@@ -31,8 +31,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     `first_rows`: such objects of the living sides of each suite; their first question is asked,
     not stored. Or `recorded_prompts`: such objects with `recorded`, the file of earlier answers.
     """
-    for each in spec.get("recorded_prompts", ()):
-        compare_prompts(each)
+    for asked in spec.get("recorded_prompts", ()):
+        compare_prompts(asked)
     if "recorded_prompts" in spec:
         return {}
     if "first_rows" in spec:
@@ -41,7 +41,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         return {}
     suite = OpenSuite(spec["suite"], Path(spec["questions"]))
     answer_log = AnswerLog(
-        Path(spec["answer_log"]), [each.id for each in suite.questions], writer=1
+        Path(spec["answer_log"]), [question.id for question in suite.questions], writer=1
     )
     stopping = PLAN.validate_python(spec["stopping"])
     url = restore_credentials(spec["url"])
@@ -54,15 +54,15 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 def ask_first_row(sides: Sequence[dict[str, Any]], progress: Progress) -> None:
     """Ask baseline and candidate a suite's first question."""
     baseline: dict[str, Answer] | None = None
-    for each in sides:
-        suite = OpenSuite(each["suite"], Path(each["questions"]))
-        asker = BatchAsker(each, suite, progress, 1, baseline)
+    for side in sides:
+        suite = OpenSuite(side["suite"], Path(side["questions"]))
+        asker = BatchAsker(side, suite, progress, 1, baseline)
         try:
             (question,), ((reply, *_),) = asker.replies(range(1))
         except StageError as error:
             raise StageError(
-                f"the {each['side']} cannot be asked the suite '{each['name']}': {error.message}",
-                where=f"--{each['side']} {error.where or each['url']}",
+                f"the {side['side']} cannot be asked the suite '{side['name']}': {error.message}",
+                where=f"--{side['side']} {error.where or side['url']}",
                 hint=error.hint,
             ) from error
         baseline = {question.id: Answer(question.id, "", 0.0, own=reply.own)}
@@ -139,13 +139,13 @@ class OpenSuite:
         progress: Progress,
     ) -> list[Answer]:
         given = [
-            Asked(question, found, self.questions[self._others[number]])
-            for number, question, found in zip(batch, asked, replies, strict=True)
+            Asked(question, answers, self.questions[self._others[number]])
+            for number, question, answers in zip(batch, asked, replies, strict=True)
         ]
         thinks = bool(getattr(self._task, "thinking", None))
         scored = self._kind.score_batch(self._task, given, progress)
         return [
-            Answer.of(each, own, thinks=thinks) for each, own in zip(given, scored, strict=True)
+            Answer.of(reply, own, thinks=thinks) for reply, own in zip(given, scored, strict=True)
         ]
 
 
@@ -200,10 +200,10 @@ class BatchAsker:
         # The first question alone shows in which form the endpoint can be asked the suite.
         first = 1 if batch.start == 0 else 0
         replies = [
-            each
+            reply
             for part in (asked[:first], asked[first:])
             if part
-            for each in self._suite.ask(self.client, part[:: self._step], self._baseline)[
+            for reply in self._suite.ask(self.client, part[:: self._step], self._baseline)[
                 :: self._step
             ]
         ]

@@ -138,7 +138,7 @@ def _scored(place: Any, token: int) -> ScoredToken:
         raise BrokenNumbersError("its log-probabilities are not numbers: the model is broken")
     best, second, *_ = [*sorted(logprobs.values(), reverse=True), -math.inf]
     first = max(logprobs, key=lambda each: (logprobs[each], each == token))
-    text, choice = (_text(place.get(str(each))) for each in (token, first))
+    text, choice = (_text(place.get(str(candidate))) for candidate in (token, first))
     return ScoredToken(own, own >= best, best - second, text, choice)
 
 

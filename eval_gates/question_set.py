@@ -38,7 +38,7 @@ def without_copies(questions: Questions, note: Callable[[str], None], place: str
 
     Copies within one cluster stay.
     """
-    ids = Counter(each.id for each in questions)
+    ids = Counter(question.id for question in questions)
     name, times = ids.most_common(1)[0] if ids else ("", 1)
     if times > 1:
         raise EvaluationDataError(
@@ -49,11 +49,11 @@ def without_copies(questions: Questions, note: Callable[[str], None], place: str
     first: dict[str, str] = {}
     kept = []
     copied = ""
-    for each, label in zip(questions, labels_of(questions), strict=True):
-        asked = [each.data.get(ASKED), *(getattr(each, key) for key in _ASKS)]
+    for question, label in zip(questions, labels_of(questions), strict=True):
+        asked = [question.data.get(ASKED), *(getattr(question, key) for key in _ASKS)]
         content = json.dumps([part for part in asked if part], sort_keys=True)
         if first.setdefault(content, label) == label:
-            kept.append(each)
+            kept.append(question)
         else:
             copied = copied or content
     copies = len(questions) - len(kept)
@@ -71,34 +71,34 @@ def without_copies(questions: Questions, note: Callable[[str], None], place: str
 
 def with_fields(questions: Questions, files: Sequence[Path]) -> Questions:
     """Return the questions with all fields of their files; a kind may have given them."""
-    if all(FIELDS in each.data for each in questions):
+    if all(FIELDS in question.data for question in questions):
         return questions
-    found = [row for file in files for _, row in read_rows(file)]
-    fields = found + [{}] * len(questions)
+    rows = [row for file in files for _, row in read_rows(file)]
+    fields = rows + [{}] * len(questions)
     return [
-        replace(each, data={**each.data, FIELDS: {**each.to_row(), **own}})
-        for each, own in zip(questions, fields, strict=False)
+        replace(question, data={**question.data, FIELDS: {**question.to_row(), **own}})
+        for question, own in zip(questions, fields, strict=False)
     ]
 
 
 def with_clusters(questions: Questions, field: str) -> Questions:
     """Return the questions clustered by equal values of that field."""
-    found = []
-    for each in questions:
-        fields = each.data.get(FIELDS) or each.to_row()
+    labelled = []
+    for question in questions:
+        fields = question.data.get(FIELDS) or question.to_row()
         if field not in fields:
             raise EvaluationDataError(
                 f"the questions have no field '{field}' that would say which belong together",
-                where=f"policy key 'cluster_by', question {each.id}",
+                where=f"policy key 'cluster_by', question {question.id}",
                 hint=f"fields are: {', '.join(sorted(fields))}",
             )
         label = digest_of({"cluster": fields[field]})[:16]
-        data = {key: value for key, value in each.data.items() if key != FIELDS}
-        found.append(replace(each, cluster=label, data=data))
-    if len({each.cluster for each in found}) < 2:
+        data = {key: value for key, value in question.data.items() if key != FIELDS}
+        labelled.append(replace(question, cluster=label, data=data))
+    if len({question.cluster for question in labelled}) < 2:
         raise EvaluationDataError(
             f"all questions have the same '{field}', so they are one value and show nothing",
             where="policy key 'cluster_by'",
             hint="choose another field, or more questions",
         )
-    return found
+    return labelled

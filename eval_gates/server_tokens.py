@@ -53,14 +53,14 @@ def check_server_tokens(
         ids = client.send([tokenize(_body(client, prompt=text)) for text in texts])
         if not all(ids):
             raise RefusedError("it gives no token ids", where="/tokenize")
-        written = client.send([detokenize(_body(client, tokens=each)) for each in ids])
+        written = client.send([detokenize(_body(client, tokens=tokens)) for tokens in ids])
     except (RefusedError, UnansweredError) as error:
         if is_own and isinstance(error, UnansweredError):
             raise
         note(f"the server's tokenizer is not compared with ours: {error.message[:200]}")
         return
     read = dict(zip(texts, ids, strict=True))
-    shown = {tuple(each): text for each, text in zip(ids, written, strict=True)}
+    shown = {tuple(tokens): text for tokens, text in zip(ids, written, strict=True)}
     server = TokenReader("the model server", read.__getitem__, lambda each: shown[tuple(each)])
     if fault := find_difference(ours, server, marks):
         place = f"{spec['tokenizer']}/{TOKENIZER_CONFIG}, key tokenizer_class"

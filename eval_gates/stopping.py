@@ -93,10 +93,10 @@ class StoppingPlan:
 
     def counted(self, rows: Answers) -> int:
         """Return the number of answers up to the deciding look, and to `min_values`."""
-        found = self.decided(rows)
-        if found is None or found.state == "open":
+        look = self.decided(rows)
+        if look is None or look.state == "open":
             return min(len(rows), self.end)
-        return max(self.look_ends()[found.number - 1], min(len(rows), self._least()))
+        return max(self.look_ends()[look.number - 1], min(len(rows), self._least()))
 
     def _least(self) -> int:
         ends = list(accumulate(self._sizes(self.end)))
@@ -105,8 +105,8 @@ class StoppingPlan:
     def next_batch(self, rows: Answers) -> range:
         """Return the next questions' positions, if any."""
         done = len(rows)
-        found = self.decided(rows)
-        is_decided = found is not None and found.state != "open"
+        decided = self.decided(rows)
+        is_decided = decided is not None and decided.state != "open"
         if done >= self.end or (is_decided and done >= self._least()):
             return range(0)
         look = next(end for end in self.look_ends() if end > done)

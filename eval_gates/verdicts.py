@@ -41,7 +41,7 @@ def judge_suite(
     floor = floor_of(name, baseline, again)
     kind = kind_of(suite)
     answers = (*baseline, *candidate)
-    if kind.scores_unrelated and any(each.unrelated is None for each in answers):
+    if kind.scores_unrelated and any(answer.unrelated is None for answer in answers):
         raise ValueError(f"{name}: the answers were not scored against other questions")
     all_of_baseline = baseline
     planned = len(group_by_cluster(baseline))
@@ -59,7 +59,7 @@ def judge_suite(
         rule.alpha,
         planned,
         own_gains(candidate),
-        can_pass=all(each.p_insensitive <= rule.alpha for each in sensitivity_checks),
+        can_pass=all(check.p_insensitive <= rule.alpha for check in sensitivity_checks),
     )
     n = finding.n
     if finding.state == "open" and n != planned:
@@ -138,7 +138,7 @@ def judge_suite(
 def _describe_scores(scores: Scores, n: int, nats: NatsLost | None) -> str:
     right = [scores.baseline * n, scores.candidate * n]
     before, after = map(round, right)
-    if nats is None and all(abs(each - round(each)) < 1e-6 for each in right):
+    if nats is None and all(abs(count - round(count)) < 1e-6 for count in right):
         same = f"{after:,} of {n:,}"
         return f"{same} on both sides" if before == after else f"{same}, the baseline {before:,}"
     lost = f", {nats.mean:.3f} +- {nats.error:.3f} nats a token lost" if nats is not None else ""
@@ -206,12 +206,12 @@ def overall(gates: Sequence[GateResult]) -> tuple[Verdict, str, float]:
     suites = [gate for gate in gates if isinstance(gate, QualityResult)]
     if not suites:
         raise ValueError("no gates: nothing was shown")
-    failed = [each.shortfall for each in gates if each.blocks and each.verdict == "fail"]
-    undecided = [each.name for each in gates if each.blocks and each.verdict == "undecided"]
+    failed = [gate.shortfall for gate in gates if gate.blocks and gate.verdict == "fail"]
+    undecided = [gate.name for gate in gates if gate.blocks and gate.verdict == "undecided"]
     # Speed alone shows nothing: a critical suite must have passed.
-    critical = any(each.tier == "critical" for each in suites)
-    p_values = [each.p_value for each in gates if each.tier == "critical" and critical]
-    p_value = max((each for each in p_values if each is not None), default=1.0)
+    critical = any(suite.tier == "critical" for suite in suites)
+    p_values = [gate.p_value for gate in gates if gate.tier == "critical" and critical]
+    p_value = max((value for value in p_values if value is not None), default=1.0)
     if failed:
         return "fail", f"failed on {', '.join(failed)}", p_value
     if undecided:

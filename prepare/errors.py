@@ -22,7 +22,7 @@ from prepare.redaction import redact
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """Return "did you mean 'fp8-dynamic'? ", or ''."""
-    begun = [name_known for name_known in known if name and name_known.startswith(name)]
+    begun = [candidate for candidate in known if name and candidate.startswith(name)]
     close = begun or get_close_matches(name, known, n=1)
     return f"did you mean {' or '.join(map(repr, close[:3]))}? " if close else ""
 

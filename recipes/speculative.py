@@ -53,16 +53,8 @@ class SpeculativeConfig(ConfigModel):
         rule_name = self.rejection_sample_method
         if reason := serving.refused_drafting.get(self.method):
             raise ValueError(f"a profile must not use method '{self.method}': {reason}")
-        methods = {
-            n: known_rule
-            for n, known_rule in serving.drafting.items()
-            if accelerator in known_rule.on
-        }
-        rules = {
-            n: known_rule
-            for n, known_rule in serving.acceptance.items()
-            if accelerator in known_rule.on
-        }
+        methods = {n: method for n, method in serving.drafting.items() if accelerator in method.on}
+        rules = {n: rule for n, rule in serving.acceptance.items() if accelerator in rule.on}
         for name, key, known in (
             (self.method, "method", [*methods]),
             (rule_name, "rejection_sample_method", [*rules]),

@@ -153,8 +153,8 @@ class SpeedPolicy(ConfigModel):
                 for workload in self.ratio.also
             ]
         limits = [
-            SpeedGate(f"slo.{n}", workload.workload, workload)
-            for n, workload in enumerate(self.slo)
+            SpeedGate(f"slo.{n}", limits_gate.workload, limits_gate)
+            for n, limits_gate in enumerate(self.slo)
         ]
         return (*ratios, *limits)
 

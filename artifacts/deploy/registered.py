@@ -118,7 +118,7 @@ def find_version(registry: Registry, reference: str) -> Version:
         where=registry.uri,
         hint=f"{did_you_mean(wanted, sorted(model.aliases))}its aliases: "
         f"{', '.join(sorted(model.aliases)) or 'none'}; versions: "
-        f"{', '.join(each.version for each in model.versions) or 'none'}; "
+        f"{', '.join(known_version.version for known_version in model.versions) or 'none'}; "
         f"`{own_command('registry', name, '--history')}` shows what happened",
     )
 
@@ -134,8 +134,8 @@ def checked_folder(
     source = Path(version.source)
     places = [source, *([settings.store / VERSIONS / digest] if digest.isalnum() else [])]
     with raise_as(RegistryError, "the version's source is not a path", version.source):
-        found = weights or next((place for place in places if place.is_dir()), None)
-    if found is None:
+        chosen = weights or next((place for place in places if place.is_dir()), None)
+    if chosen is None:
         reference = f"{version.name}@{version.version}"
         pull = own_command("pull", reference, "FOLDER")
         words = [reference, "--weights", "FOLDER"]
@@ -148,7 +148,7 @@ def checked_folder(
             where=version.source,
             hint=f"{pull}, then {own_command(command, *words)}",
         )
-    folder = found.absolute()
+    folder = chosen.absolute()
     check_files(version, folder, settings.digests, public_key=settings.signing.public_key)
     return folder
 

@@ -30,10 +30,7 @@ def find_draw_mismatches(role: str, record: StageRecord, loads: Sequence[LoadRun
     if rest or units != result.units:
         yield f"{role}: its record counts {result.units} {rule.unit}, and there are {units}"
     drawn = list(redraw(result.seed, loads, result.arms, names, result.also))
-    measured = [
-        (measurement.side, measurement.block, measurement.order, measurement.seed)
-        for measurement in loads
-    ]
+    measured = [(load.side, load.block, load.order, load.seed) for load in loads]
     if measured != drawn or not are_whole_blocks(loads, unit):
         same = sum(1 for _ in takewhile(lambda n: measured[n] == drawn[n], range(len(drawn))))
         yield f"{role}: number {same // unit} is not what its seed drew: {rule.unit} were changed"

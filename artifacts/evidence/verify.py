@@ -96,7 +96,10 @@ class BundleCheck:
 
     @property
     def faults(self) -> list[str]:
-        return [*self.problems, *(each for one in self.variants for each in one.differences)]
+        return [
+            *self.problems,
+            *(difference for check in self.variants for difference in check.differences),
+        ]
 
     @property
     def made_by(self) -> str:
@@ -205,8 +208,10 @@ def check_bundle(folder: Path, digest: Callable[[Path], str] = digest_file) -> B
     withheld = not (bundle / Path(ARCHIVE).name).exists()
     files = len(manifest.evidence_files) - withheld + len(manifest.model_files) * has_weights
     if withheld:
-        judged = [each for each in verdict.variants if each.recipe in verdict.judges]
-        unknown = tuple(VariantCheck(each.recipe, each.verdict, None, 0, ()) for each in judged)
+        judged = [variant for variant in verdict.variants if variant.recipe in verdict.judges]
+        unknown = tuple(
+            VariantCheck(variant.recipe, variant.verdict, None, 0, ()) for variant in judged
+        )
         return BundleCheck(
             verdict, files, has_weights, (*problems,), unknown, answers_withheld=True
         )
@@ -214,9 +219,12 @@ def check_bundle(folder: Path, digest: Callable[[Path], str] = digest_file) -> B
     try:
         with open_bundle(bundle) as (store, stages):
             variants, evidence = _check_variants(verdict, store, is_bundle=True)
-            if len({policy_digest(each.judge.record) for each in evidence.values()}) > 1:
+            if (
+                len({policy_digest(of_variant.judge.record) for of_variant in evidence.values()})
+                > 1
+            ):
                 problems.append(f"{VERDICT}: the variants were judged by different policies")
-            used = {place for each in evidence.values() for place in each.stages}
+            used = {place for of_variant in evidence.values() for place in of_variant.stages}
             unused = sorted(stages - used)
             problems += [f"{place}: no verdict depends on this stage" for place in unused]
             own = evidence.get(verdict.recipe)
@@ -244,14 +252,14 @@ def find_contradictions(manifest: Manifest, verdict: BundleVerdict) -> list[str]
     names = [variant.recipe for variant in verdict.variants]
     judges = verdict.judges
     recipe = verdict.recipe
-    unjudged = [each for each in verdict.variants if each.recipe not in judges]
+    unjudged = [variant for variant in verdict.variants if variant.recipe not in judges]
     faults = {
         f"{MANIFEST} is about '{manifest.recipe}', not '{recipe}'": manifest.recipe != recipe,
         f"{', '.join(verdict.attempted) or 'nothing'} was tried, and there are verdicts on "
         f"{', '.join(names) or 'nothing'}": sorted(names) != sorted(verdict.attempted),
         "two variants have the same stage 'judge'": len({*judges.values()}) != len(judges),
         "a variant has gates, and no stage 'judge'": any(
-            each.p_value is not None or each.gates for each in unjudged
+            variant.p_value is not None or variant.gates for variant in unjudged
         ),
         f"no stage 'judge' is named for '{recipe}'": recipe not in judges,
         f"the verdict on '{recipe}' is '{verdict.variant.verdict}', and no reason is given for "
@@ -269,7 +277,7 @@ def _find_other_subject(verdict: BundleVerdict, inputs: Evidence) -> Iterator[st
 
 
 def _find_other_weights(folder: Path, manifest: Manifest, inputs: Evidence) -> Iterator[str]:
-    listed = {each.path: each.sha256 for each in manifest.model_files}
+    listed = {entry.path: entry.sha256 for entry in manifest.model_files}
     try:
         weights = weights_digest(folder, lambda file: listed.get(file.name, ""))
         if not _are_judged(weights, digest_auxiliary_files(folder), inputs):

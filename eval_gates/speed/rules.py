@@ -236,11 +236,11 @@ class SpeedRule(NumericRecord):
         for unit in self.units(loads):
             blocks.total += 1
             faults = list(self._faults(unit))
-            if unlike := [one_fault for one_fault in faults if one_fault.kind == "unlike"]:
+            if unlike := [fault for fault in faults if fault.kind == "unlike"]:
                 blocks.faults = unlike
                 blocks.ended = ("invalid", str(unlike[0]))
                 return blocks
-            outside = [one_fault for one_fault in faults if one_fault.kind in DISTURBANCES]
+            outside = [fault for fault in faults if fault.kind in DISTURBANCES]
             if outside:
                 blocks.faults += outside
                 blocks.repeats["disturbed"] += 1

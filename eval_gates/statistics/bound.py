@@ -60,14 +60,14 @@ def counted_bounds(
     import numpy as np
 
     check_level(level)
-    points_checked = _checked(points, lowest, highest)
-    order = np.argsort(points_checked)
+    checked = _checked(points, lowest, highest)
+    order = np.argsort(checked)
     often = np.asarray(times, dtype=float)[order]
-    points_checked = points_checked[order][often > 0]
+    checked = checked[order][often > 0]
     often = often[often > 0]
     return Bounds(
-        _lower(points_checked, often, level, lowest),
-        -_lower(-points_checked[::-1], often[::-1], level, -highest),
+        _lower(checked, often, level, lowest),
+        -_lower(-checked[::-1], often[::-1], level, -highest),
     )
 
 

@@ -34,7 +34,7 @@ def read_chat_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
     if isinstance(row.get("document"), str):
         messages = [{"role": "user", "content": TOLD + row["document"]}]
     if isinstance(messages, list) and messages:
-        if any(not isinstance(each, dict) or "role" not in each for each in messages):
+        if any(not isinstance(message, dict) or "role" not in message for message in messages):
             raise EvaluationDataError("a message has no role", where=place, hint=_HINT)
         # The model's own last message is the answer.
         asked = messages[:-1] if messages[-1]["role"] == "assistant" else messages
@@ -96,14 +96,14 @@ def _places_to_write(
     if not isinstance(messages, list) or not messages:
         raise EvaluationDataError("the line has no messages", where=place, hint=_TURNS_HINT)
     read = list[dict[str, Any]]()
-    found = list[list[dict[str, Any]]]()
+    places = list[list[dict[str, Any]]]()
     for number, message in enumerate(messages, start=1):
         where = f"{place}, message {number}"
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise EvaluationDataError("a message has no role", where=where, hint=_TURNS_HINT)
         is_answer = message["role"] == "assistant"
         if is_answer and read and read[-1]["role"] != "assistant":
-            found.append(list(read))
+            places.append(list(read))
         try:
             read.append(_read_message(message, where, remarks))
             if is_answer and len(read) > 1 and read[-2]["role"] == "assistant":
@@ -113,14 +113,14 @@ def _places_to_write(
             break
     else:
         if read[-1]["role"] != "assistant":
-            found.append(read)
-    if not found:
+            places.append(read)
+    if not places:
         raise EvaluationDataError(
             "the conversation has no place at which an assistant writes",
             where=place,
             hint=_TURNS_HINT,
         )
-    return found
+    return places
 
 
 def _read_message(message: Mapping[str, Any], where: str, remarks: list[str]) -> dict[str, Any]:
@@ -141,11 +141,11 @@ def _read_message(message: Mapping[str, Any], where: str, remarks: list[str]) ->
         raise EvaluationDataError(
             "the message is not a text", where=where, hint=_TURNS_HINT
         ) from error
-    found: dict[str, Any] = {"role": role, "content": text}
+    read: dict[str, Any] = {"role": role, "content": text}
     if role == "tool":
-        found |= {key: message[key] for key in ("tool_call_id", "name") if message.get(key)}
+        read |= {key: message[key] for key in ("tool_call_id", "name") if message.get(key)}
     if role != "assistant":
-        return found
+        return read
     calls = message.get("tool_calls") or []
     if not calls and message.get("function_call"):
         calls = [{"function": message["function_call"]}]  # OpenAI's first API of functions
@@ -154,8 +154,8 @@ def _read_message(message: Mapping[str, Any], where: str, remarks: list[str]) ->
     if not calls and not text.strip():
         raise _EndedError("the assistant writes nothing")
     if calls:
-        found["tool_calls"] = [_read_call(each, number) for number, each in enumerate(calls)]
-    return found
+        read["tool_calls"] = [_read_call(call, number) for number, call in enumerate(calls)]
+    return read
 
 
 def _read_call(call: Any, number: int) -> dict[str, Any]:
@@ -183,17 +183,17 @@ def _read_tools(row: Mapping[str, Any], place: str, carried: Collection[str]) ->
     listed = row.get("tools", row.get("functions")) or []
     if not isinstance(listed, list):
         raise EvaluationDataError("'tools' is no list", where=place, hint=_TURNS_HINT)
-    found = list[Any]()
+    tools = list[Any]()
     names = set[str]()
-    for each in listed:
-        name = each
-        if isinstance(each, dict):
-            function = each.get("function", each)
+    for tool in listed:
+        name = tool
+        if isinstance(tool, dict):
+            function = tool.get("function", tool)
             name = function.get("name") if isinstance(function, dict) else None
-            each = {"type": "function", "function": function}
-        if isinstance(each, str) and each not in carried:
+            tool = {"type": "function", "function": function}
+        if isinstance(tool, str) and tool not in carried:
             raise EvaluationDataError(
-                f"no carried tool has the name '{each[:80]}'",
+                f"no carried tool has the name '{tool[:80]}'",
                 where=place,
                 hint="write the tool itself, in OpenAI's form",
             )
@@ -206,8 +206,8 @@ def _read_tools(row: Mapping[str, Any], place: str, carried: Collection[str]) ->
                 hint="give each tool of a request a separate name",
             )
         names.add(name)
-        found.append(each)
-    return found
+        tools.append(tool)
+    return tools
 
 
 def tokenized(
@@ -221,7 +221,9 @@ def tokenized(
     if "messages" not in chat:
         return {**body, **chat}
     if form != "chat":
-        lines = [f"{each['role']}: {each.get('content') or ''}" for each in chat["messages"]]
+        lines = [
+            f"{message['role']}: {message.get('content') or ''}" for message in chat["messages"]
+        ]
         return {**body, "prompt": "\n\n".join([*lines, "assistant:"])}
     return {**body, **chat, "chat_template_kwargs": dict(template_arguments)}
 

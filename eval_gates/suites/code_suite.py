@@ -91,7 +91,7 @@ class CodeKind(GeneratingKind[Code]):
 
     def score_batch(self, task: Code, batch: Sequence[Asked], progress: Progress) -> list[Score]:
         """Run the tests; a problem's score is its pass@k."""
-        problems = [problem_of(one.question) for one in batch]
+        problems = [problem_of(asked.question) for asked in batch]
         codes: list[list[ExtractedCode | None]] = [
             [
                 None
@@ -99,17 +99,17 @@ class CodeKind(GeneratingKind[Code]):
                 else extract_code(
                     reply.text, problem.header, problem.entry_point, task.prompt_format
                 )
-                for reply in one.replies
+                for reply in asked.replies
             ]
-            for problem, one in zip(problems, batch, strict=True)
+            for problem, asked in zip(problems, batch, strict=True)
         ]
         executions = iter(
             run_many(
                 [
-                    Program(one.code, problem.test)
+                    Program(code.code, problem.test)
                     for problem, drawn in zip(problems, codes, strict=True)
-                    for one in drawn
-                    if one is not None
+                    for code in drawn
+                    if code is not None
                 ],
                 seconds=task.seconds_per_problem,
                 memory_bytes=task.memory_mb_per_problem * 2**20,
@@ -123,11 +123,15 @@ class CodeKind(GeneratingKind[Code]):
             scores.append(
                 Score(
                     pass_at_k(len(ran), passed, task.k),
-                    unread=sum(one is None or not one.is_found for one in drawn),
+                    unread=sum(code is None or not code.is_found for code in drawn),
                     own={
-                        "code": unwrap([one.code if one else "" for one in drawn]),
-                        "outcome": unwrap([one.outcome if one else UNFINISHED for one in ran]),
-                        "detail": unwrap([one.detail if one else "" for one in ran]),
+                        "code": unwrap([code.code if code else "" for code in drawn]),
+                        "outcome": unwrap(
+                            [execution.outcome if execution else UNFINISHED for execution in ran]
+                        ),
+                        "detail": unwrap(
+                            [execution.detail if execution else "" for execution in ran]
+                        ),
                     },
                 )
             )

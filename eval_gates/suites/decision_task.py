@@ -100,7 +100,7 @@ def gates_of(suite: Suite) -> list[tuple[str, KindGate]]:
     """Return a suite's own gates by kind of decision; '' is about all of them."""
     if not isinstance(suite, DecisionsPolicy):
         return []
-    found: list[tuple[str, KindGate]] = list(suite.kinds.items())
+    gates: list[tuple[str, KindGate]] = list(suite.kinds.items())
     if suite.at_most_tools is not None:
-        found.append(("", suite.at_most_tools))
-    return found
+        gates.append(("", suite.at_most_tools))
+    return gates

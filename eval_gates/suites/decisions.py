@@ -92,7 +92,7 @@ class Decisions(SuiteKind[DecisionsTask]):
         self, suite: Suite, identity: QuestionSource, folder: Path | None
     ) -> int | None:
         values = [turn.fields.get(str(suite.cluster_by)) for turn in self._turns(identity, folder)]
-        return None if None in values else len({digest_json(each) for each in values})
+        return None if None in values else len({digest_json(value) for value in values})
 
     def _known(
         self, suite: Suite, identity: QuestionSource, folder: Path | None
@@ -104,20 +104,22 @@ class Decisions(SuiteKind[DecisionsTask]):
         return read_turns(self.read(identity, folder), carried_tools())[0]
 
     def open(self, task: DecisionsTask, questions: Sequence[Question], folder: Path) -> None:
-        found = {str(row.pop("id")): row for _, row in read_rows(folder / TEXTS)}
-        if any(digest_json(found.get(each.id, {})) != each.prompt for each in questions):
+        chats = {str(row.pop("id")): row for _, row in read_rows(folder / TEXTS)}
+        if any(
+            digest_json(chats.get(question.id, {})) != question.prompt for question in questions
+        ):
             raise EvaluationDataError(
                 "the sessions are not those that were laid out",
                 where=str(folder / TEXTS),
                 hint=f"delete the folder {folder} and run the same command again",
             )
         carried = carried_tools()
-        for chat in found.values():
+        for chat in chats.values():
             if "tools" in chat:
                 chat["tools"] = [
-                    carried[each] if isinstance(each, str) else each for each in chat["tools"]
+                    carried[tool] if isinstance(tool, str) else tool for tool in chat["tools"]
                 ]
-        self._chats = found
+        self._chats = chats
 
     def render(self, task: DecisionsTask, question: Question, template: Render | None) -> Question:
         # Servers render; the chat API is sent this.
@@ -140,23 +142,25 @@ class Decisions(SuiteKind[DecisionsTask]):
         `baseline` is by id; None for the reference. StageError if a turn is too long, or the arm
         renders it otherwise.
         """
-        names = [_names(self._chats[each.id]) for each in batch]
+        names = [_names(self._chats[question.id]) for question in batch]
         rows: list[Mapping[str, Any]] = [
-            baseline[each.id].own if baseline is not None else {} for each in batch
+            baseline[question.id].own if baseline is not None else {} for question in batch
         ]
         firsts = [_reference_of(row).get("first") for row in rows]
         if client.by_chat or task.form == "server":
             written = [_Written(reply) for (reply,) in client.ask(batch)]
             prompts = [""] * len(batch)
         else:
-            chats = [self._chats[each.id] for each in batch]
+            chats = [self._chats[question.id] for question in batch]
             ids = client.send([tokenize(_tokenized(client.model, task, chat)) for chat in chats])
-            _check_fit(batch, [len(each) for each in ids], task, client.max_length)
-            prompts = [digest_json(each) for each in ids]
+            _check_fit(batch, [len(prompt_ids) for prompt_ids in ids], task, client.max_length)
+            prompts = [digest_json(prompt_ids) for prompt_ids in ids]
             _check_same(batch, prompts, rows)
-            written = client.send([_write(client.model, each, task.max_tokens) for each in ids])
+            written = client.send(
+                [_write(client.model, prompt_ids, task.max_tokens) for prompt_ids in ids]
+            )
             client.answered(len(batch))
-        found = []
+        replies = []
         for one, tools, prompt, row, first in zip(
             written, names, prompts, rows, firsts, strict=True
         ):
@@ -170,8 +174,8 @@ class Decisions(SuiteKind[DecisionsTask]):
                 "margin": _margin(one, first),
             }
             told = digest_json([reply.text, [call._asdict() for call in reply.calls]])
-            found.append([replace(reply, text=told, calls=(), own=own)])
-        return found
+            replies.append([replace(reply, text=told, calls=(), own=own)])
+        return replies
 
     def score(self, task: DecisionsTask, question: Question, replies: Sequence[Reply]) -> Score:
         """Return 1 if the arm decides as the reference, and what it keeps by kind."""
@@ -265,17 +269,17 @@ def _asked(turns: Sequence[Turn], task: DecisionsTask) -> list[tuple[Turn, str, 
     most = task.max_tools
     kept = [turn for turn in turns if most is None or len(turn.tools) <= most]
     last = {turn.session: turn for turn in kept if turn.tools}
-    found = list[tuple[Turn, str, list[Any]]]()
+    asked = list[tuple[Turn, str, list[Any]]]()
     for turn in kept:
-        found.append((turn, AS_LOGGED, turn.tools))
+        asked.append((turn, AS_LOGGED, turn.tools))
         if last.get(turn.session) is turn:
-            own = [tool_name(each) for each in turn.tools]
+            own = [tool_name(tool) for tool in turn.tools]
             others = [name for name in carried_tools() if name not in own]
             for rung in sorted(task.ladder):
                 if rung >= len(own):
                     tools = [*turn.tools, *others[: rung - len(own)]]
-                    found.append((turn, f"{rung} tools", tools))
-    return found
+                    asked.append((turn, f"{rung} tools", tools))
+    return asked
 
 
 def tool_name(tool: Any) -> str:
@@ -366,8 +370,8 @@ def as_text(chat: Mapping[str, Any]) -> str:
 
 def _reference_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the reference's decision, of a row of the reference itself or of the baseline."""
-    found: Mapping[str, Any] = row.get("reference") or row.get("decision") or {}
-    return found
+    reference: Mapping[str, Any] = row.get("reference") or row.get("decision") or {}
+    return reference
 
 
 def _check_fit(
@@ -396,4 +400,4 @@ def _check_same(
 
 
 def _names(chat: Mapping[str, Any]) -> set[str]:
-    return {tool_name(each) for each in chat.get("tools", ())}
+    return {tool_name(tool) for tool in chat.get("tools", ())}

@@ -92,14 +92,16 @@ class Fidelity(SuiteKind[FidelityTask]):
         return [Question(id_, digest_json(chat)) for id_, chat in zip(ids, chats, strict=True)], {}
 
     def open(self, task: FidelityTask, questions: Sequence[Question], folder: Path) -> None:
-        found = {str(row.pop("id")): row for _, row in read_rows(folder / TEXTS)}
-        if any(digest_json(found.get(each.id, {})) != each.prompt for each in questions):
+        chats = {str(row.pop("id")): row for _, row in read_rows(folder / TEXTS)}
+        if any(
+            digest_json(chats.get(question.id, {})) != question.prompt for question in questions
+        ):
             raise EvaluationDataError(
                 "the conversations are not those that were laid out",
                 where=str(folder / TEXTS),
                 hint=f"delete the folder {folder} and run the same command again",
             )
-        self._chats = found
+        self._chats = chats
 
     def render(self, task: FidelityTask, question: Question, template: Render | None) -> Question:
         # To be shown only: each arm's server renders.
@@ -124,7 +126,7 @@ class Fidelity(SuiteKind[FidelityTask]):
         `baseline` is by id; None for itself. StageError if the arm renders otherwise, or the server
         lacks prompts' log-probabilities.
         """
-        chats = [self._chats[each.id] for each in batch]
+        chats = [self._chats[question.id] for question in batch]
         bodies = [
             tokenized(client.model, chat, task.prompt_format, task.chat_template_kwargs)
             for chat in chats
@@ -137,7 +139,7 @@ class Fidelity(SuiteKind[FidelityTask]):
             answers = client.send(wanted)
         else:
             answers = []
-            rows = [baseline[each.id].own for each in batch]
+            rows = [baseline[question.id].own for question in batch]
             prompts = [  # one may be cut to less, for an engine that ended
                 prompt[-len(row["prompt_ids"]) :] if row["is_cut"] else prompt
                 for prompt, row in zip(prompts, rows, strict=True)
@@ -178,11 +180,11 @@ class Fidelity(SuiteKind[FidelityTask]):
                         "is_cut": len(ids) > len(prompt),
                         CONTEXT: len(prompt),
                         "in_thought": in_thought,
-                        "scored": found,
+                        "scored": tokens,
                     },
                 )
             ]
-            for (ids, in_thought), prompt, answer, found in zip(
+            for (ids, in_thought), prompt, answer, tokens in zip(
                 rendered, prompts, answers, scored, strict=True
             )
         ]
@@ -199,7 +201,7 @@ class Fidelity(SuiteKind[FidelityTask]):
                 where=f"conversation {question.id}",
                 hint="remove the conversation",
             )
-        flips = [place for place, each in enumerate(scored) if not each.is_kept]
+        flips = [place for place, token in enumerate(scored) if not token.is_kept]
         read = str(own.pop("prompt_sha256"))
         if thoughts := thought_end(scored, has_begun=in_thought):
             own["kept_of_thoughts"] = share_kept(scored[:thoughts])
@@ -208,7 +210,7 @@ class Fidelity(SuiteKind[FidelityTask]):
         if flips:
             first = scored[flips[0]]
             own |= {"first_flip": flips[0], "margin": first.margin}
-            start = len("".join(each.text for each in scored[: flips[0]]))
+            start = len("".join(token.text for token in scored[: flips[0]]))
             own["flip"] = {"start": start, "token": first.text, "choice": first.choice}
             own["near_ties"] = sum(scored[place].margin < NEAR_TIE for place in flips)
         return Score(share_kept(scored), nats=nats(scored), prompt_sha256=read, own=own)

@@ -34,8 +34,8 @@ def known_tasks() -> dict[str, dict[str, Any]]:
 
     `questions` is their number, `cluster` a shared field.
     """
-    found: dict[str, dict[str, Any]] = json.loads(_FILE.read_text(encoding="utf-8"))  # noqa: TID251
-    return found
+    tasks: dict[str, dict[str, Any]] = json.loads(_FILE.read_text(encoding="utf-8"))  # noqa: TID251
+    return tasks
 
 
 class LmEvalTask(GeneratingTask):
@@ -131,13 +131,13 @@ class LmEval(TextKind[LmEvalTask]):
         if batch and not batch[0].question.continuations:
             self.scores_unrelated = self.scores_empty = True
             return super().score_batch(task, batch, progress)
-        return [self.score(task, each.question, each.replies) for each in batch]
+        return [self.score(task, asked.question, asked.replies) for asked in batch]
 
     def score(self, task: LmEvalTask, question: Question, replies: Sequence[Reply]) -> Score:
         """Return the score of a choice."""
         rows, document = self.opened.find(question)
-        found = rows.score_values(document, replies[0].values)
-        score = self.opened.metric.score(found, question.id)
+        values = rows.score_values(document, replies[0].values)
+        score = self.opened.metric.score(values, question.id)
         return Score(0.0 if replies[0].is_unnamed else score)
 
     def score_text(self, task: LmEvalTask, question: Question, reply: Reply) -> float:

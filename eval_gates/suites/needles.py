@@ -100,8 +100,8 @@ def share_found(answer: str, values: Sequence[str]) -> float:
 
     A comma or space may separate thousands; digits may be of any script.
     """
-    found = _NUMBER.findall(_BETWEEN_DIGITS.sub("", answer))
-    numbers = dict.fromkeys(str(int(number)) for number in found)
+    digits = _NUMBER.findall(_BETWEEN_DIGITS.sub("", answer))
+    numbers = dict.fromkeys(str(int(number)) for number in digits)
     return len(set(values) & set(list(numbers)[: len(values)])) / len(values)
 
 
@@ -113,27 +113,27 @@ def _sentences() -> tuple[str, ...]:
 
 @cache
 def _words() -> tuple[str, ...]:
-    found = {word for line in _sentences() for word in re.findall(r"\b[a-z]{5,8}\b", line)}
-    return tuple(sorted(found))
+    words = {word for line in _sentences() for word in re.findall(r"\b[a-z]{5,8}\b", line)}
+    return tuple(sorted(words))
 
 
 def _draw_numbers(draw: random.Random, count: int, taken: Sequence[str] = ()) -> list[str]:
-    found = dict.fromkeys(taken)
-    while len(found) < len(taken) + count:
-        found[str(draw.randrange(1_000_000, 10_000_000))] = None
-    return list(found)[len(taken) :]
+    drawn = dict.fromkeys(taken)
+    while len(drawn) < len(taken) + count:
+        drawn[str(draw.randrange(1_000_000, 10_000_000))] = None
+    return list(drawn)[len(taken) :]
 
 
 def _draw_filling(draw: random.Random, characters: int) -> list[str]:
     """Return random sentences; all occur before one repeats."""
-    found: list[str] = []
+    sentences: list[str] = []
     while characters > 0:
         for sentence in draw.sample(_sentences(), len(_sentences())):
             characters -= len(sentence) + 1
             if characters <= 0:
                 break
-            found.append(sentence)
-    return found
+            sentences.append(sentence)
+    return sentences
 
 
 class NeedlesTask(GeneratingTask):
@@ -197,7 +197,7 @@ class NeedlesKind(TextKind[NeedlesTask]):
         self, name: str, task: NeedlesTask, max_length: int, note: Callable[[str], None]
     ) -> NeedlesTask:
         least = {n: prompt_tokens(task, n) + answer_tokens(task, n) for n in task.lengths}
-        lengths = [each for each in task.lengths if least[each] <= max_length]
+        lengths = [length for length in task.lengths if least[length] <= max_length]
         if lengths == task.lengths:
             return task
         if not lengths:
@@ -207,7 +207,7 @@ class NeedlesKind(TextKind[NeedlesTask]):
                 where=f"policy key suites.{name}.lengths",
                 hint="shorter lengths, fewer max_tokens, or max-model-len up to the model's limit",
             )
-        longer = ", ".join(str(each) for each in task.lengths if each not in lengths)
+        longer = ", ".join(str(length) for length in task.lengths if length not in lengths)
         note(f"{name}: lengths beyond the model's {max_length} tokens are left out: {longer}")
         return task.model_copy(update={"lengths": lengths})
 

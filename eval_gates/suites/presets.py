@@ -73,28 +73,28 @@ class Preset:
 
     def right_answer(self, document: Row) -> str:
         """Return the answer for people; ValueError if it is no choice."""
-        found = document[self.expected]
+        answer = document[self.expected]
         if self.choices:
             options = document[self.choices]
-            if ascii_uppercase.index(found) >= len(options):
+            if ascii_uppercase.index(answer) >= len(options):
                 raise ValueError(f"'{self.expected}' names none of '{self.choices}'")
-            return f"{found}. {options[ascii_uppercase.index(found)]}"
-        return "\n".join(found) if isinstance(found, list) else str(found)
+            return f"{answer}. {options[ascii_uppercase.index(answer)]}"
+        return "\n".join(answer) if isinstance(answer, list) else str(answer)
 
     def document(self, row: Row, place: str) -> Row:
         """Return the row in lm-eval's form, else EvaluationDataError."""
         check_schema(row, self.row, place, self.hint)
         keys = self.row["properties"]
-        found = {key: row.get(key, schema.get("default")) for key, schema in keys.items()}
+        document = {key: row.get(key, schema.get("default")) for key, schema in keys.items()}
         try:
-            if len({len(found[key]) for key in self.same_length}) > 1:
+            if len({len(document[key]) for key in self.same_length}) > 1:
                 raise ValueError(f"{' and '.join(self.same_length)} differ in length")
-            self.right_answer(found)
-            if self.spaced and is_mostly_unspaced([found[self.spaced]]):
+            self.right_answer(document)
+            if self.spaced and is_mostly_unspaced([document[self.spaced]]):
                 raise ValueError(f"the checkers count words, and '{self.spaced}' has no spaces")
         except ValueError as error:
             raise EvaluationDataError(str(error), where=place, hint=self.hint) from error
-        return found
+        return document
 
 
 class PresetKind(TextKind[Any]):
@@ -118,8 +118,8 @@ class PresetKind(TextKind[Any]):
 
     def known_questions(self, task: Any, order: QuestionOrder) -> list[Question]:
         """Return them without lm-eval's words; its checkers, too, are in `evaluate` only."""
-        found = self.read(order.source, order.folder)
-        documents = [self.preset.document(row, place) for place, row in found]
+        rows = self.read(order.source, order.folder)
+        documents = [self.preset.document(row, place) for place, row in rows]
         self._read_examples(task, order, set(map(self._subject, documents)))
         return [
             Question(f"{task.kind}/{number}", json.dumps(document, sort_keys=True))
@@ -128,11 +128,11 @@ class PresetKind(TextKind[Any]):
 
     def questions(self, task: Any, order: QuestionOrder) -> Read:
         self.prepare_scoring(task)
-        found = self.read(order.source, order.folder)
-        documents = [self.preset.document(row, place) for place, row in found]
+        rows = self.read(order.source, order.folder)
+        documents = [self.preset.document(row, place) for place, row in rows]
         self._examples = self._read_examples(task, order, set(map(self._subject, documents)))
         write_rows(order.output / EXAMPLES_FILE, self._examples)
-        self._try_scores(task, documents, [place for place, _ in found])
+        self._try_scores(task, documents, [place for place, _ in rows])
         questions = [
             Question(
                 f"{task.kind}/{number}",
@@ -141,9 +141,12 @@ class PresetKind(TextKind[Any]):
                 expected=self.preset.right_answer(document),
                 data={"document": document, **({FIELDS: row} if task.cluster_by else {})},
             )
-            for number, (document, (_, row)) in enumerate(zip(documents, found, strict=True))
+            for number, (document, (_, row)) in enumerate(zip(documents, rows, strict=True))
         ]
-        choices = {each.id: self.preset.letter_scores(each.data["document"]) for each in questions}
+        choices = {
+            question.id: self.preset.letter_scores(question.data["document"])
+            for question in questions
+        }
         return questions, {"choices": choices}
 
     def open(self, task: Any, questions: Sequence[Question], folder: Path) -> None:
@@ -159,8 +162,8 @@ class PresetKind(TextKind[Any]):
     def score_text(self, task: Any, question: Question, reply: Reply) -> float:
         document = question.data["document"]
         results = self._task(task, document).score_text(document, reply.text)
-        found = results[self.preset.metrics[_metric(self.preset, task)]]
-        return sum(found) / len(found) if isinstance(found, list) else float(found)
+        score = results[self.preset.metrics[_metric(self.preset, task)]]
+        return sum(score) / len(score) if isinstance(score, list) else float(score)
 
     def _subject(self, document: Row) -> str:
         return str(document[self.preset.subject]) if self.preset.subject else ""
@@ -181,8 +184,8 @@ class PresetKind(TextKind[Any]):
                         hint=self.preset.hint,
                     ) from error
 
-        for each in documents:  # or the limited process would read all of their YAML files
-            self._task(task, each)
+        for document in documents:  # or the limited process would read all of their YAML files
+            self._task(task, document)
         try:
             call_limited(attempt, seconds=600)
         except CallError as error:
@@ -195,9 +198,9 @@ class PresetKind(TextKind[Any]):
         shots = _shots(task)
         if not key or not shots:
             return []
-        found = self.read(order.source, order.folder, examples=True)
+        rows = self.read(order.source, order.folder, examples=True)
         examples = []
-        for place, row in found:
+        for place, row in rows:
             check_row(row, place, f"each line needs {key}", **{key: TEXT})
             examples.append({**self.preset.document(row, place), key: row[key]})
         for subject in sorted(subjects):

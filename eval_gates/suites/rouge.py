@@ -170,9 +170,9 @@ class Rouge(TextKind[RougeTask]):
 
     def own(self, task: RougeTask, question: Question, replies: Sequence[Reply]) -> dict[str, Any]:
         """Return all metrics' means over the samples."""
-        texts = ["" if is_unsolved(task, one) else _plain(one, question) for one in replies]
+        texts = ["" if is_unsolved(task, reply) else _plain(reply, question) for reply in replies]
         scores = [score(text, question.data["references"]) for text in texts]
-        return {name: sum(one[name] for one in scores) / len(scores) for name in METRICS}
+        return {name: sum(score[name] for score in scores) / len(scores) for name in METRICS}
 
     def metric(self, task: RougeTask, laid_out: str | None) -> str:
         return task.metric

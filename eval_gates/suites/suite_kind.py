@@ -141,7 +141,7 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
 
     def score_batch(self, task: Task, batch: Sequence[Asked], progress: Progress) -> list[Score]:
         """Return :meth:`score` of each."""
-        return [self.score(task, each.question, each.replies) for each in batch]
+        return [self.score(task, asked.question, asked.replies) for asked in batch]
 
     @abstractmethod
     def metric(self, task: Task, laid_out: str | None) -> str:
@@ -199,8 +199,8 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
 
 def kind_named(name: str) -> SuiteKind[Any]:
     """Return a kind; raises as :func:`load_class`."""
-    found: type[SuiteKind[Any]] = load_class(SUITES, name, SuiteKind)
-    return found()
+    kind: type[SuiteKind[Any]] = load_class(SUITES, name, SuiteKind)
+    return kind()
 
 
 def kind_of(task: EvalTask) -> SuiteKind[Any]:

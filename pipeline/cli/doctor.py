@@ -121,8 +121,11 @@ def _diagnose(settings: Settings, profile: str, *, as_json: bool) -> None:
     findings = diagnose(settings, None if profile == "auto" else load_named_profile(profile))
     environments = _statuses(settings)
     if as_json:
-        plain = [{**dataclasses.asdict(row), "path": str(row.path)} for row in environments]
-        plain_findings = [dataclasses.asdict(row) for row in findings]
+        plain = [
+            {**dataclasses.asdict(environment), "path": str(environment.path)}
+            for environment in environments
+        ]
+        plain_findings = [dataclasses.asdict(finding) for finding in findings]
         print_json({"schema_version": 1, "environments": plain, "findings": plain_findings})
     else:
         print_table(

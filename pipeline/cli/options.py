@@ -101,9 +101,7 @@ def asks(
         ]
         run.__name__ = work.__name__
         run.__doc__ = work.__doc__
-        run.__annotations__ = {
-            option_declared.name: option_declared.annotation for option_declared in declared
-        }
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in declared}
         run.__signature__ = inspect.Signature(declared)  # type: ignore[attr-defined]
         return run
 

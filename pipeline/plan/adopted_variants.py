@@ -106,11 +106,11 @@ def read_variant(text: str, checkpoints: Checkpoints) -> AdoptedVariant:
 
 def _producer(config: object, quantizer: Mapping[str, object]) -> str:
     """Return the named method and program."""
-    found = config if isinstance(config, dict) else {}
-    producer = quantizer.get("producer") or found.get("producer")
+    described = config if isinstance(config, dict) else {}
+    producer = quantizer.get("producer") or described.get("producer")
     program = producer if isinstance(producer, dict) else {}
-    version = program.get("version") or found.get("version")
-    words = [found.get("quant_method"), program.get("name"), version]
+    version = program.get("version") or described.get("version")
+    words = [described.get("quant_method"), program.get("name"), version]
     known = dict.fromkeys(str(word) for word in words if isinstance(word, str) and word)
     return clip(one_line(" ".join(known)), MAX_NAME_CHARACTERS)
 
@@ -157,25 +157,25 @@ def read_served(text: str, source: str, profile: ServingProfile) -> AdoptedVaria
 
 def _parse_arguments(words: list[str]) -> dict[str, EngineValue]:
     """Parse `--name value`, `--name=value` and `--flag`, or raise ValueError."""
-    found: dict[str, EngineValue] = {}
+    arguments: dict[str, EngineValue] = {}
     name = ""
     for word in words:
         if word.startswith("--"):
             name, equals, value = word.removeprefix("--").partition("=")
-            if name in found:
+            if name in arguments:
                 raise ValueError(f"--{name} is given twice")
-            found[name] = _value(value) if equals else True
+            arguments[name] = _value(value) if equals else True
             name = "" if equals else name
-        elif name and found[name] is True:
-            found[name] = _value(word)
+        elif name and arguments[name] is True:
+            arguments[name] = _value(word)
         elif name:  # an option of several words
-            first = found[name]
-            found[name] = [*(first if isinstance(first, list) else [str(first)]), word]
+            first = arguments[name]
+            arguments[name] = [*(first if isinstance(first, list) else [str(first)]), word]
         else:
             raise ValueError(f"'{word.partition('=')[0]}' is no option")
-    if not found:
+    if not arguments:
         raise ValueError("there are no arguments")
-    return found
+    return arguments
 
 
 def _value(text: str) -> EngineValue:
@@ -233,7 +233,7 @@ def with_facts(
     variants: tuple[AdoptedVariant, ...], checkpoints: Mapping[str, Checkpoint]
 ) -> tuple[AdoptedVariant, ...]:
     """Return the variants with their checkpoints' facts."""
-    found = []
+    complete = []
     for variant in variants:
         checkpoint = checkpoints[variant.recipe.name]
         known = describe_source(checkpoint)
@@ -244,5 +244,5 @@ def with_facts(
         }
         quantization = variant.recipe.quantization.model_copy(update=facts)
         recipe = variant.recipe.model_copy(update={"quantization": quantization})
-        found.append(replace(variant, recipe=recipe))
-    return tuple(found)
+        complete.append(replace(variant, recipe=recipe))
+    return tuple(complete)

@@ -342,9 +342,9 @@ class Builder:
             arm.recipe.name,
             SpeedParameters(
                 **self._measured(speed_gate, number),
-                sides={side: each.identity for side, each in sides.items()},
+                sides={side: side_arm.identity for side, side_arm in sides.items()},
             ),
-            {side: each.stages["sanity"] for side, each in sides.items()},
+            {side: side_arm.stages["sanity"] for side, side_arm in sides.items()},
             SpeedRuntime(
                 tokenizer=str(baseline.folder),
                 environment=LOAD_GENERATOR,

@@ -252,7 +252,7 @@ def make_plan(
     """
     if found.adopted:
         adopted = with_facts(choices.adopted, found.adopted)
-        known = {each.recipe.name: each.recipe for each in adopted}
+        known = {variant.recipe.name: variant.recipe for variant in adopted}
         recipes = tuple(known.get(recipe.name, recipe) for recipe in choices.recipes)
         choices = replace(choices, recipes=recipes)
     planner = make_planner(choices, found, settings, sources)

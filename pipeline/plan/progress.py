@@ -64,7 +64,7 @@ class PlanProgress:
         """Return whether a blocking suite failed."""
         suites = [n for n, s in self.plan.policy.suites.items() if s.tier != "advisory"]
         records = (self.find(arm.stages[name]) for name in suites if name in arm.stages)
-        return any(each and EVALUATE.result_of(each).state == "fail" for each in records)
+        return any(record and EVALUATE.result_of(record).state == "fail" for record in records)
 
     def fault(self, arm: Arm) -> str:
         """Return why the model is broken, or ''."""

@@ -82,7 +82,7 @@ class Choice:
     @property
     def headers(self) -> dict[str, Checkpoint]:
         """Headers of variants that others quantized, by name."""
-        return {each.recipe.name: each.header for each in self.adopted if each.header}
+        return {variant.recipe.name: variant.header for variant in self.adopted if variant.header}
 
     @property
     def environments(self) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ class Choice:
             policy=self.policy.name,
             name=self.name,
             gpus_a_copy=profile.gpus_a_copy,
-            cpu_overrides={name: each.reason for name, each in profile.in_effect.items()},
+            cpu_overrides={name: override.reason for name, override in profile.in_effect.items()},
             kv_cache_note=PAIRS_NOTE if self.kv_formats else profile.kv_cache_note,
             speculation=speculative.words(profile.engine) if speculative else "",
         )
@@ -144,7 +144,10 @@ def choose(
     checkpoints = Checkpoints()
     adopted = (
         *(read_variant(text, checkpoints) for text in dict.fromkeys(request.variants)),
-        *(read_served(each, source, profile) for each in dict.fromkeys(request.served_variants)),
+        *(
+            read_served(asked_variant, source, profile)
+            for asked_variant in dict.fromkeys(request.served_variants)
+        ),
     )
     default = () if adopted else default_recipes
     recipe_names = tuple(dict.fromkeys(request.recipes or default))
@@ -272,15 +275,15 @@ def find_gates(
     `accelerator` is None for endpoints. UsageError: an unknown gate.
     """
     gates = [*policy.suites, *(speed_gate.name for speed_gate in policy.gates_on(accelerator))]
-    found = tuple(name.removeprefix("speed.") for name in names)
-    for name, gate in zip(names, found, strict=True):
+    gate_names = tuple(name.removeprefix("speed.") for name in names)
+    for name, gate in zip(names, gate_names, strict=True):
         if gate not in gates:
             raise UsageError(
                 f"the policy '{policy.name}' has no gate '{name}'",
                 where="--remeasure",
                 hint=f"it has {', '.join(gates)}",
             )
-    return found
+    return gate_names
 
 
 def load_made_recipe(name: str) -> Recipe:

@@ -103,12 +103,12 @@ def _draw_chances(
         new = look.n - before
         counts += chance.multinomial(new, [lost, gained, 1 - lost - gained], _DRAWS)[:, :2]
         before = look.n
-        found = [
+        chances = [
             _decide_counts(comparison, alpha * look.share, look.n, int(down), int(up))
             for down, up in np.unique(counts[is_open], axis=0)
         ]
         _, which = np.unique(counts[is_open], axis=0, return_inverse=True)
-        states = np.array(found)[which.ravel()]
+        states = np.array(chances)[which.ravel()]
         for state in ended:
             ended[state] += int((states == state).sum())
         is_open[np.flatnonzero(is_open)[states != "open"]] = False
@@ -163,7 +163,7 @@ def _any_above(room: Sequence[float], variance: float, counts: Sequence[int]) ->
     """
     if variance == 0:
         return float(max(room) > 0)
-    limits = [-each / math.sqrt(variance / n) for each, n in zip(room, counts, strict=True)]
+    limits = [-space / math.sqrt(variance / n) for space, n in zip(room, counts, strict=True)]
     if len(limits) == 1:
         return 1 - NormalDist().cdf(limits[0])
     import numpy as np

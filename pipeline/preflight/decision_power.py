@@ -42,11 +42,11 @@ class DecisionGatePower:
         elif self.sessions is None:
             words += "; how many sessions there are is known once they are laid out"
         else:
-            found = one_look(self.comparison, self.alpha, self.sessions, self.flips, 0.0)
+            lossless = one_look(self.comparison, self.alpha, self.sessions, self.flips, 0.0)
             is_critical = self.gate.tier == "critical"
-            passes = found.passes if is_critical else 1 - found.fails
+            passes = lossless.passes if is_critical else 1 - lossless.fails
             said = "passes" if is_critical else "fails"
-            chance = found.passes if is_critical else found.fails
+            chance = lossless.passes if is_critical else lossless.fails
             words += (
                 f", about {self.sessions:,} sessions (assumed: {100 * self.gate.sessions:g} % have "
                 f"such a turn); {said} {format_chance(chance)} of variants that lose nothing"
@@ -80,12 +80,12 @@ class DecisionGatePower:
 def words_at_sessions(comparison: Comparison, alpha: float, flips: float) -> str:
     """Return what numbers of sessions decide, as a sentence."""
     twice = min(0.95, 2 * comparison.size)
-    found = [
+    chances_by_number = [
         [one_look(comparison, alpha, n, flips, loss) for loss in (0.0, twice)]
         for n in SHOWN_SESSIONS
     ]
-    passes = " / ".join(format_chance(same.passes) for same, _ in found)
-    fails = " / ".join(format_chance(worse.fails) for _, worse in found)
+    passes = " / ".join(format_chance(same.passes) for same, _ in chances_by_number)
+    fails = " / ".join(format_chance(worse.fails) for _, worse in chances_by_number)
     counts = " / ".join(f"{n:,}" for n in SHOWN_SESSIONS)
     return (
         f"{counts} such sessions pass {passes} of variants that lose nothing, and fail {fails} of "

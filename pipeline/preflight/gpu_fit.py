@@ -58,7 +58,7 @@ class CapacityPlan:
 
     def disk_bytes(self) -> int:
         """Return the checkpoint's and variants' disk bytes."""
-        made = [each.bytes + SMALL_FILES_BYTES for each in [*self.weights.values()][1:]]
+        made = [weights.bytes + SMALL_FILES_BYTES for weights in [*self.weights.values()][1:]]
         return self.gpus.model.source.weights_bytes + sum(made)
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class CapacityPlan:
             "gpus_a_copy": self.gpus_a_copy,
             "context": self.gpus.context,
             "serving": self.gpus.engine.source,
-            "weights_bytes": {name: each.bytes for name, each in self.weights.items()},
+            "weights_bytes": {name: weights.bytes for name, weights in self.weights.items()},
             "fits": [asdict(fit) for fit in self.fits],
             "disk_bytes": self.disk_bytes(),
             "refused": [fault.to_dict() for fault in self.refused],
@@ -104,7 +104,7 @@ def answer(
     adopted = choices.headers
     # Weights that cannot be converted to 16 bits can only be served as they are.
     is_open = source.format is None or source.format.converter is not None
-    recipes = [each for each in choices.recipes if is_open or each.name in adopted]
+    recipes = [recipe for recipe in choices.recipes if is_open or recipe.name in adopted]
     known = choices.checkpoints
     draft_bytes = read_draft_bytes(profile, settings, known) if profile else 0
     site = Gpus.of(model, gpu, gpus, profile, context, draft_bytes, choices.kv_formats)

@@ -134,7 +134,7 @@ class EngineSettings:
             )
         arguments: Mapping[str, Any] = profile.engine_arguments if profile else {}
         memory = 0 if SMALLER_STEPS in gpu.driver_name else gpu.memory_bytes
-        _, step, sequences = next(each for each in DEFAULTS if memory >= each[0])
+        _, step, sequences = next(default for default in DEFAULTS if memory >= default[0])
         kinds = ("fp8" if gpu.compute_capability >= NATIVE_FP8 else "auto", "auto")
         if profile is not None:
             kinds = (profile.kv_cache_dtype, profile.baseline_kv_cache_dtype)
@@ -324,19 +324,19 @@ class Gpus:
         self, variant: str, division: Division, gpus: int, is_baseline: bool, left: int
     ) -> str:
         """Return a shorter context or another number of GPUs."""
-        found = []
+        hints = []
         size = self.engine.element_bytes_of(variant, is_baseline=is_baseline)
         token = sum(layer.token_bytes(size, gpus) for layer in self.model.layers)
         if token and left > 0 and (short := int(left / token * 0.9) // 16 * 16) < self.context:
-            found += [f"set max-model-len to at most {short}"] * (short > 0)
+            hints += [f"set max-model-len to at most {short}"] * (short > 0)
         # Existing GPUs come first.
-        others = [each for each in range(1, MAX_GPUS + 1) if each != gpus]
+        others = [count for count in range(1, MAX_GPUS + 1) if count != gpus]
         for number in sorted(others, key=lambda n: (n > self.number, n < gpus, abs(n - gpus))):
             other = self.fit(variant, division, number, is_baseline=is_baseline, with_hint=False)
             if other.answer != "does not fit":
-                found.append(f"--gpus-a-copy {number}")
+                hints.append(f"--gpus-a-copy {number}")
                 break
-        return "; or ".join(found) or "use GPUs with more memory"
+        return "; or ".join(hints) or "use GPUs with more memory"
 
 
 @dataclass(frozen=True)
@@ -353,20 +353,20 @@ class Division:
         total = {True: 0, False: 0}
         sizes = set()
         block = None if weights.forms else _block_of_source(model.source.config)
-        for each in weights.tensors:
-            kind = model.kinds.get(each.name, "other")
+        for weight in weights.tensors:
+            kind = model.kinds.get(weight.name, "other")
             if kind == "mtp":  # unless speculative decoding uses it
                 continue
-            total[kind == "experts"] += _served(each)
-            leaf = each.name.split(".")[-2] if "." in each.name else each.name
-            is_matrix = kind in MATRICES and is_linear_weight(each.name, each.tensor)
+            total[kind == "experts"] += _served(weight)
+            leaf = weight.name.split(".")[-2] if "." in weight.name else weight.name
+            is_matrix = kind in MATRICES and is_linear_weight(weight.name, weight.tensor)
             if not is_matrix or leaf in LATENT or leaf in ("k_proj", "v_proj"):
                 continue  # on every GPU; vLLM replicates key-value heads that it cannot divide
             by_columns = leaf in SPLIT_BY_COLUMNS
-            group = each.form.shared_columns if each.form else None
-            if block and each.tensor.dtype == "F8_E4M3":
+            group = weight.form.shared_columns if weight.form else None
+            if block and weight.tensor.dtype == "F8_E4M3":
                 group = block
-            size = each.tensor.shape[1 if by_columns else 0]
+            size = weight.tensor.shape[1 if by_columns else 0]
             sizes.add((size, group if by_columns else None, kind == "experts"))
         return cls(total[False], total[True], frozenset(sizes))
 
@@ -378,18 +378,18 @@ class Division:
         heads = max((layer.heads for layer in model.layers), default=1)
         if heads > 1 and heads % gpus and gpus % heads:
             return f"{heads} key-value heads cannot be split over {gpus} GPUs", ""
-        found = {True: "", False: ""}
+        obstacles = {True: "", False: ""}
         for size, group, of_experts in sorted(self.sizes, key=str):
             if size % gpus:
-                found[of_experts] = (
+                obstacles[of_experts] = (
                     f"a layer of {size} rows or columns cannot be split over {gpus} GPUs"
                 )
             elif group and size // gpus % group:
-                found[of_experts] = (
+                obstacles[of_experts] = (
                     f"groups of {group} do not divide the {size // gpus} columns that each of "
                     f"{gpus} GPUs gets of {size}"
                 )
-        return found[False], found[True]
+        return obstacles[False], obstacles[True]
 
 
 def variants_of(
@@ -414,14 +414,14 @@ def choose_gpus(fits: Sequence[Fit]) -> int:
     """
     for accepted in (("fits",), ("fits", "the engine tells")):
         numbers: dict[int, dict[str, int]] = {}
-        for each in fits:
-            if each.answer in accepted:
-                held = each.copies * (each.sequences or 0)
-                numbers.setdefault(each.gpus, {})[each.variant] = held
-        names = {name for found in numbers.values() for name in found}
+        for fit in fits:
+            if fit.answer in accepted:
+                held = fit.copies * (fit.sequences or 0)
+                numbers.setdefault(fit.gpus, {})[fit.variant] = held
+        names = {name for held_by in numbers.values() for name in held_by}
         best = {name: max(f.get(name, 0) for f in numbers.values()) for name in names}
-        for number, found in sorted(numbers.items()):
-            if all(name in found and 2 * found[name] >= best[name] for name in names):
+        for number, held_by in sorted(numbers.items()):
+            if all(name in held_by and 2 * held_by[name] >= best[name] for name in names):
                 return number
         if numbers:
             return max(numbers, key=lambda number: (len(numbers[number]), -number))

@@ -43,13 +43,13 @@ def joint_power(gates: Sequence[GatePower]) -> dict[Family, tuple[float | None, 
 
     Suites count as independent. None: a number is unknown.
     """
-    found: dict[Family, tuple[float | None, float | None]] = {}
+    powers: dict[Family, tuple[float | None, float | None]] = {}
     for family in dict.fromkeys(g.family for g in gates if g.family and g.tier == "critical"):
         of = [gate for gate in gates if gate.family == family and gate.tier != "advisory"]
         nothing = [gate.passes for gate in of]
         usual = [gate.usual for gate in of]
-        found[family] = _product(nothing), _product(usual)
-    return found
+        powers[family] = _product(nothing), _product(usual)
+    return powers
 
 
 def promotion_power(gates: Sequence[GatePower]) -> dict[Family, list[float | None]]:
@@ -58,15 +58,15 @@ def promotion_power(gates: Sequence[GatePower]) -> dict[Family, list[float | Non
     All suites and speed gates together, for the policy's usual variant, or one that loses nothing.
     Limits are of a usual variant. None: a number is unknown.
     """
-    found: dict[Family, list[float | None]] = {}
+    powers: dict[Family, list[float | None]] = {}
     speed = [gate for gate in gates if gate.family is None and gate.tier != "advisory"]
     for family, (nothing, usual) in joint_power(gates).items():
         suites = nothing if usual is None else usual
-        found[family] = [
+        powers[family] = [
             _product([suites, *(_at_ratio(gate, place) for gate in speed)])
             for place in range(len(RATIO))
         ]
-    return found
+    return powers
 
 
 def _at_ratio(gate: GatePower, place: int) -> float | None:
@@ -75,7 +75,7 @@ def _at_ratio(gate: GatePower, place: int) -> float | None:
 
 
 def _product(chances: Sequence[float | None]) -> float | None:
-    known = [each for each in chances if each is not None]
+    known = [chance for chance in chances if chance is not None]
     return math.prod(known) if len(known) == len(chances) else None
 
 
@@ -105,12 +105,12 @@ def check_power(
     questions on a passage. Critical ones must pass MIN_CHANCE of lossless variants.
     """
     check_independence(policy, progress)
-    found = [(g.suite.tier, g.refusal()) for g in _gates(policy, recipes, counts, level)]
-    found += [(g.gate.tier, g.refusal()) for g in _kind_gates(policy, recipes, counts, level)]
+    refusals = [(g.suite.tier, g.refusal()) for g in _gates(policy, recipes, counts, level)]
+    refusals += [(g.gate.tier, g.refusal()) for g in _kind_gates(policy, recipes, counts, level)]
     if (cost := policy.cost) is not None:
         asked = {n: _available(policy, n, counts) for n in cost.suites if n in policy.suites}
-        found += [(cost.tier, _cost_refusal(name, number)) for name, number in asked.items()]
-    for tier, refusal in found:
+        refusals += [(cost.tier, _cost_refusal(name, number)) for name, number in asked.items()]
+    for tier, refusal in refusals:
         if refusal is not None and tier != "advisory":
             raise refusal
 
@@ -258,7 +258,7 @@ class _SuiteGate:
     def _outcome(self, loss: float, lost: str) -> tuple[float, str]:
         """Return the chance with that loss, and a sentence."""
         assert self.questions is not None
-        found = chances(
+        outcome = chances(
             self.comparison,
             self.alpha,
             self.questions,
@@ -268,9 +268,12 @@ class _SuiteGate:
             baseline=self.kind.assumed_baseline,
         )
         if self.suite.tier == "supporting":
-            words = f"fails {format_chance(found.fails)} of variants that lose {lost}"
-            return 1 - found.fails, words
-        return found.passes, f"passes {format_chance(found.passes)} of variants that lose {lost}"
+            words = f"fails {format_chance(outcome.fails)} of variants that lose {lost}"
+            return 1 - outcome.fails, words
+        return (
+            outcome.passes,
+            f"passes {format_chance(outcome.passes)} of variants that lose {lost}",
+        )
 
     def _is_likely(self) -> bool:
         """Return whether about half of such variants pass."""
@@ -311,7 +314,7 @@ def _kind_gates(
 def _gates(
     policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float
 ) -> Iterator[_SuiteGate]:
-    families = dict.fromkeys(each.family for each in recipes if each.family != "baseline")
+    families = dict.fromkeys(recipe.family for recipe in recipes if recipe.family != "baseline")
     for name, suite in policy.suites.items():
         questions = _available(policy, name, counts)
         if policy.undecided_supporting == "hold" and suite.tier == "supporting":
@@ -322,5 +325,5 @@ def _gates(
 
 def _available(policy: Policy, name: str, counts: Counts) -> int | None:
     """Return how many questions or clusters a suite asks at most; None if unknown."""
-    known = [each for each in (policy.suites[name].questions, counts[name]) if each is not None]
+    known = [count for count in (policy.suites[name].questions, counts[name]) if count is not None]
     return min(known, default=None)

@@ -85,20 +85,20 @@ class Preflight:
             find_missing_gpus(self.profile, self.machine),
             find_driver_fault(self.profile, self.machine),
             *(
-                find_gpu_fault(choice, self.profile, self.machine)
-                for choice in self.choices.recipes
+                find_gpu_fault(recipe, self.profile, self.machine)
+                for recipe in self.choices.recipes
             ),
             *(
                 fault
-                for choice in self._to_make
-                if choice.quantization.quantizes
+                for recipe in self._to_make
+                if recipe.quantization.quantizes
                 for fault in find_making_faults(
-                    choice, self.recipe_source, self.weights[choice.name]
+                    recipe, self.recipe_source, self.weights[recipe.name]
                 )
             ),
             *(
-                find_serving_fault(choice, self.weights[choice.name], self.profile, features)
-                for choice in self._to_make
+                find_serving_fault(recipe, self.weights[recipe.name], self.profile, features)
+                for recipe in self._to_make
             ),
             *self._of_kv_formats(),
             *self._of_gpu_memory(),
@@ -144,7 +144,7 @@ class Preflight:
         weights = self.weights
         profile = self.profile
         recipes = self.choices.recipes
-        every = (making_needs(model, choice, weights[choice.name], profile) for choice in recipes)
+        every = (making_needs(model, recipe, weights[recipe.name], profile) for recipe in recipes)
         return max((need.host_bytes for needs in every for need in needs), default=0)
 
     def notes(self) -> list[str]:
@@ -200,7 +200,7 @@ class Preflight:
         yield from checkpoint_faults(
             source,
             self.profile,
-            quantizes=any(choice.quantization.quantizes for choice in self._to_make),
+            quantizes=any(recipe.quantization.quantizes for recipe in self._to_make),
             trust_remote_code=self.choices.asked.trust_remote_code,
         )
         if not describes_other_weights(source):
@@ -344,7 +344,7 @@ class Preflight:
 
     @property
     def _to_make(self) -> list[Recipe]:
-        return [choice for choice in self.choices.recipes if choice.name not in self.made]
+        return [recipe for recipe in self.choices.recipes if recipe.name not in self.made]
 
     @property
     def _tensor_parallel(self) -> int:

@@ -123,8 +123,10 @@ def _question_faults(
 ) -> Iterator[PrepareError]:
     """Yield faults of questions, or an undecidable gate."""
     records = settings.open_store().records(QUESTIONS.name, leave_out_damaged=True)
-    made = [QUESTIONS.parameters_of(laid_out.record) for laid_out in known_of(records)]
-    missing = list(sources.faults(policy, [(laid_out.kind, laid_out.source) for laid_out in made]))
+    made = [QUESTIONS.parameters_of(spec.record) for spec in known_of(records)]
+    missing = list(
+        sources.faults(policy, [(parameters.kind, parameters.source) for parameters in made])
+    )
     yield from missing
     if not missing and not choices.asked.is_screening:  # without gates nothing is to be decided
         try:

@@ -103,7 +103,7 @@ def compare_with_baseline(servers: Servers, state: PlanProgress, arm: Arm) -> Sc
             "not measured: the engine reads a prompt without its KV cache", where=name
         )
     sides = [group_by_cluster(rows) for rows in (before, own)]
-    scores, nats = ([means(each, key) for each in sides] for key in ("score", "nats"))
+    scores, nats = ([means(side, key) for side in sides] for key in ("score", "nats"))
     rate = None
     if load := stages.get(f"{ROLE}screening"):
         rate = SPEED.parameters_of(load).rule.evaluate(run.loads(load)).estimate

@@ -26,7 +26,7 @@ def ask_first_rows(state: PlanProgress, run: Run) -> None:
         sides = [(arm.stages[name], facts_of(arm.identity.endpoint)) for arm in living]
         if not state.is_done(spec for spec, _ in sides):
             rows.append([run.with_runtime(spec, facts) for spec, facts in sides])
-    asked = [[_asked(each, state, run) for each in sides] for sides in rows]
+    asked = [[_asked(side_spec, state, run) for side_spec in sides] for sides in rows]
     if rows:
         _work(rows[0][0], state, run, {"first_rows": asked}, [NetworkAccess.ENDPOINT])
 

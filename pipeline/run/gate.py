@@ -134,7 +134,7 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
 
 def refuse_given(request: GateRequest, names: Collection[str], why: str) -> None:
     """Raise UsageError for the first of these options that was given."""
-    defaults = {each.name: each.default for each in dataclasses.fields(request)}
+    defaults = {field.name: field.default for field in dataclasses.fields(request)}
     for name in names:
         if getattr(request, name) != defaults[name]:
             flag = request.options()[name].flag

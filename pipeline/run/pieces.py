@@ -177,7 +177,7 @@ class Pieces:
 
     def _has_inputs(self, spec: StageSpec) -> bool:
         references = spec.inputs.values()
-        return all(self.run.store.find(each.stage, each.key) for each in references)
+        return all(self.run.store.find(reference.stage, reference.key) for reference in references)
 
     def _find_making(self, variants: Sequence[Arm]) -> Iterator[Piece]:
         for variant in variants:

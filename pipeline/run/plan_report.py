@@ -260,7 +260,7 @@ def _measured_noise(store: Store, machine: str) -> BlockNoise | None:
 
 def _check_here(choices: Choice, settings: Settings, *, hash_all: bool) -> None:
     """Raise NotHereError for what must be fetched, or hashed slowly."""
-    variants = (reference.reference for reference in choices.adopted)
+    variants = (variant.reference for variant in choices.adopted)
     every = (choices.reference, draft_reference(choices.profile), *variants)
     references = [reference for reference in every if reference is not None]
     hub = [reference for reference in references if reference.kind == "hub"]

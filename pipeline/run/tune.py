@@ -217,9 +217,9 @@ class Tuning:
         best = self._best.serving(self.node)
         if serving == best:
             overrides = fit_profile(candidate.profile, self.node).in_effect.values()
-            because = "; ".join(one.reason for one in overrides)
+            because = "; ".join(override.reason for override in overrides)
             return f"here it is the same as '{self._best.name}'{f': {because}' * bool(because)}"
-        wanted, there = (count_gpus(one.engine_arguments) for one in (serving, best))
+        wanted, there = (count_gpus(arguments.engine_arguments) for arguments in (serving, best))
         return candidate if wanted == there else f"it uses {wanted} GPUs and the defaults {there}"
 
     def _screen(self, candidate: TunedArm) -> None:

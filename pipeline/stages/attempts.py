@@ -211,8 +211,8 @@ class AttemptLedger:
         folder = self._folder(trial.baseline)
         while True:
             earlier = self.attempts(trial.baseline)
-            same = [earlier_one for earlier_one in earlier if trial.is_of(earlier_one.trial)]
-            if same and max(earlier_one.measured.get(gate, 1) for earlier_one in same) >= number:
+            same = [other for other in earlier if trial.is_of(other.trial)]
+            if same and max(other.measured.get(gate, 1) for other in same) >= number:
                 return
             self._refuse_more(trial, earlier)
             measured = dict(same[-1].measured) if same else {}
@@ -226,8 +226,8 @@ class AttemptLedger:
             )
             content = attempt.model_dump_json(indent=1).encode()
             with raise_as(StoreError, "the attempt cannot be recorded", self._attempts):
-                for earlier_one in (self._root, self._attempts, folder):
-                    make_folder(earlier_one)
+                for place in (self._root, self._attempts, folder):
+                    make_folder(place)
                 # If two runs begin at the same time, one gets the number.
                 if create_exclusively(folder / f"{attempt.number:06d}.json", content):
                     return

@@ -46,32 +46,32 @@ def find_faults(parameters: JudgeParameters, evidence: Evidence) -> Iterator[str
     yield from find_mixed_sides(evidence.references, records)
     yield from find_other_forms(policy.suites, evidence)
     speed_gates = {ROLE + speed_gate.name for speed_gate in policy.gates_on(parameters.accelerator)}
-    for role, found in records.items():
+    for role, record in records.items():
         side, _, suite = role.partition(".")
         served: Mapping[str, ServedModel] = {}
-        if found.stage == SPEED.name:
-            served = SPEED.parameters_of(found).sides
+        if record.stage == SPEED.name:
+            served = SPEED.parameters_of(record).sides
             if role not in speed_gates:
                 yield f"{role}: the policy has no such gate"
-        elif found.stage == RECALL.name:
+        elif record.stage == RECALL.name:
             yield from find_other_questions(
-                role, found, evidence.answers(role), evidence.questions(f"questions.{suite}")
+                role, record, evidence.answers(role), evidence.questions(f"questions.{suite}")
             )
-        elif found.stage == EVALUATE.name:
-            asked = EVALUATE.parameters_of(found)
+        elif record.stage == EVALUATE.name:
+            asked = EVALUATE.parameters_of(record)
             is_twice = side == "baseline" and kind_of(asked.suite).asks_baseline_twice
-            if is_twice and REFERENCE not in found.inputs:
+            if is_twice and REFERENCE not in record.inputs:
                 yield f"{role}: it was compared with no other start of the baseline"
             served = {side: asked}
             if side == "candidate" and asked.rule != parameters.gates[suite]:
                 yield f"{role}: asked by another rule than it is judged by"
             yield from find_other_questions(
-                role, found, evidence.answers(role), evidence.questions(f"questions.{suite}")
+                role, record, evidence.answers(role), evidence.questions(f"questions.{suite}")
             )
-        elif found.stage == QUESTIONS.name:
-            yield from find_wrong_counts(role, found, evidence.questions(role))
-        for name, each in served.items():
-            yield from find_served_otherwise(role, name, each, parameters.profile)
+        elif record.stage == QUESTIONS.name:
+            yield from find_wrong_counts(role, record, evidence.questions(role))
+        for name, model in served.items():
+            yield from find_served_otherwise(role, name, model, parameters.profile)
 
 
 def find_other_forms(suites: Iterable[str], evidence: Evidence) -> Iterator[str]:
@@ -79,7 +79,7 @@ def find_other_forms(suites: Iterable[str], evidence: Evidence) -> Iterator[str]
     for name in suites:
         records = [evidence.record(f"{side}.{name}") for side in SIDES]
         sides = [ASKING[record.stage].parameters_of(record) for record in records]
-        forms = [each.endpoint is not None and each.endpoint.chat for each in sides]
+        forms = [served.endpoint is not None and served.endpoint.chat for served in sides]
         if forms[0] != forms[1]:
             yield f"{name}: the sides were asked in different forms"
 

@@ -228,7 +228,7 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
     parameters = EVALUATE.parameters_of(spec)
     questions_file = folder_of(spec, store, "questions") / QUESTIONS
     questions = [Question.from_row(row) for _, row in read_rows(questions_file)]
-    ids = [each.id for each in questions]
+    ids = [question.id for question in questions]
     clusters = labels_of(questions) if parameters.suite.cluster_by else None
     max_questions = min(parameters.max_questions or len(ids), len(ids))
     baseline: list[Answer] = []
@@ -239,7 +239,7 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
     if wanted := parameters.rule:
         guessing = ASKED.result_of(store.get(spec.inputs["questions"])).guessing
         checks = check_sensitivities(baseline, guessing, wanted.comparison)
-        can_pass = all(each.p_insensitive <= wanted.alpha for each in checks)
+        can_pass = all(check.p_insensitive <= wanted.alpha for check in checks)
     return EvaluationRound(
         ids=ids,
         available=len(ids),

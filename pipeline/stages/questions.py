@@ -83,19 +83,19 @@ def run(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> Questio
         stays=True,
     )
     digest = digest_bytes((context.folder / FILE).read_bytes())
-    found = QuestionsResult(**facts, questions_digest=digest)
-    if found.dropped:
-        context.note(f"{found.dropped} {found.dropped_why}")
-    return found
+    result = QuestionsResult(**facts, questions_digest=digest)
+    if result.dropped:
+        context.note(f"{result.dropped} {result.dropped_why}")
+    return result
 
 
 def _from_archive(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> QuestionsResult:
     """Copy what evidence has; EvidenceError if it is not that of its record."""
     reference = StageReference(stage=QUESTIONS.name, key=context.spec.key)
     with open_archive(Path(context.runtime.archive)) as store:
-        found = QUESTIONS.result_of(store.get(reference))
+        result = QUESTIONS.result_of(store.get(reference))
         place = store.stage_folder(reference.stage, reference.key)
-        if digest_file(place / FILE) != found.questions_digest:
+        if digest_file(place / FILE) != result.questions_digest:
             raise EvidenceError(
                 "the recorded questions are not those of their record",
                 where=f"suite {context.runtime.suite}",
@@ -103,4 +103,4 @@ def _from_archive(context: StageContext[QuestionsParameters, QuestionsRuntime]) 
             )
         for file in place.glob("*.jsonl"):
             shutil.copyfile(file, context.folder / file.name)
-    return found
+    return result

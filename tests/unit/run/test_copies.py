@@ -236,6 +236,19 @@ def test_a_copy_takes_over_in_the_middle_and_hears_the_others(store: Store) -> N
     assert "before" not in notes  # it is for the main copy that lived then
 
 
+def run_in_copies(work: Callable[[Path, str, Any], None], root: Path, number: int) -> None:
+    """Let so many processes work on one run; all must end well."""
+    FakeRun(root).checkpoint  # noqa: B018  # made before the processes start
+    context = multiprocessing.get_context("fork")
+    gate = context.Barrier(number)
+    copies = [context.Process(target=work, args=(root, "r", gate)) for _ in range(number)]
+    for copy in copies:
+        copy.start()
+    for copy in copies:
+        copy.join(120)
+    assert [copy.exitcode for copy in copies] == [0] * number
+
+
 def run_copy(root: Path, run_id: str, gate: Any) -> None:
     score = lost(2)
     models = PretendModels(
@@ -259,15 +272,7 @@ def run_with_blocks(root: Path, run_id: str, gate: Any) -> None:
 
 def test_two_copies_measure_each_block_once(tmp_path: Path) -> None:
     root = tmp_path / "store"
-    FakeRun(root).checkpoint  # noqa: B018  # made before the processes start
-    context = multiprocessing.get_context("fork")
-    gate = context.Barrier(2)
-    copies = [context.Process(target=run_with_blocks, args=(root, "r", gate)) for _ in range(2)]
-    for copy in copies:
-        copy.start()
-    for copy in copies:
-        copy.join(120)
-    assert [copy.exitcode for copy in copies] == [0, 0]
+    run_in_copies(run_with_blocks, root, 2)
     store, report = Store(root), read_run(root / "runs" / "r")
     blocks = [BLOCK.typed(record) for record in store.records("block")]
     assert sorted(each.parameters.number for each in blocks) == list(range(5))
@@ -281,15 +286,7 @@ def test_three_copies_do_every_piece_once(tmp_path: Path) -> None:
     alone = FakeRun(tmp_path / "alone" / "store", PretendModels(equal, 120), recipes=(ONE, TWO))
     alone.run()
     root = tmp_path / "together" / "store"
-    FakeRun(root).checkpoint  # noqa: B018  # made before the processes start
-    context = multiprocessing.get_context("fork")
-    gate = context.Barrier(3)
-    copies = [context.Process(target=run_copy, args=(root, "r", gate)) for _ in range(3)]
-    for copy in copies:
-        copy.start()
-    for copy in copies:
-        copy.join(120)
-    assert [copy.exitcode for copy in copies] == [0, 0, 0]
+    run_in_copies(run_copy, root, 3)
     store = Store(root)
     keys = sorted((each.stage, each.key) for each in store.records())
     assert keys == sorted((each.stage, each.key) for each in alone.store.records())
@@ -318,15 +315,7 @@ def run_descent(root: Path, run_id: str, gate: Any) -> None:
 def test_copies_never_ask_below_a_variant_that_may_fail(tmp_path: Path) -> None:
     """One that has nothing else to do may make the smaller one's weights."""
     root = tmp_path / "store"
-    FakeRun(root).checkpoint  # noqa: B018  # made before the processes start
-    context = multiprocessing.get_context("fork")
-    gate = context.Barrier(3)
-    copies = [context.Process(target=run_descent, args=(root, "r", gate)) for _ in range(3)]
-    for copy in copies:
-        copy.start()
-    for copy in copies:
-        copy.join(120)
-    assert [copy.exitcode for copy in copies] == [0, 0, 0]
+    run_in_copies(run_descent, root, 3)
     served = [record.variant for record in Store(root).records() if record.stage == "sanity"]
     assert sorted(served) == sorted(["baseline", ONE])
     verdicts = {each.recipe: each.verdict for each in read_run(root / "runs" / "r").variants}
