@@ -1,15 +1,19 @@
 """What a check against answers on record promises: replays through the gate's own looks.
 
-    python benchmarks/recorded_gate.py [REPLAYS]
+    .venv/bin/python benchmarks/recorded_gate.py [REPLAYS]
 
 The record is a variant that passed its gate against a source, and so was asked as far as the look
 that decided. A later engine loses `loss` on these questions once and for all; each check flips
 `noise` of the answers besides, as two starts of one engine do.
+
+Prints one JSON line. Exits with 1 if a loss of the margin passes more often than alpha and two
+standard errors.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -122,13 +126,29 @@ def year(world: World, years: int, intervals: Sequence[int] = (1, 7, 30)) -> lis
     return rows
 
 
-if __name__ == "__main__":
-    one = World()
+def main() -> int:
+    """Replay single checks and years; return the exit code."""
+    world = World()
     replays = int(sys.argv[1]) if len(sys.argv) > 1 else 400
-    print(json.dumps(asdict(one)))
-    for margins in (0.0, 0.5, 1.0, 2.0):
-        loss = margins * one.margin
-        shares = shares_of(one, loss, replays)
-        print(json.dumps({"loss_in_margins": margins, **shares}), flush=True)
-    for row in year(one, max(20, replays // 10)):
-        print(json.dumps(row), flush=True)
+    checks = {
+        margins: shares_of(world, margins * world.margin, replays)
+        for margins in (0.0, 0.5, 1.0, 2.0)
+    }
+    allowed = ALPHA + 2 * math.sqrt(ALPHA * (1 - ALPHA) / replays)
+    print(
+        json.dumps(
+            {
+                "world": asdict(world),
+                "replays": replays,
+                "by_loss_in_margins": checks,
+                "passes_at_the_margin": checks[1.0]["pass"],
+                "allowed": round(allowed, 4),
+                "years": year(world, max(20, replays // 10)),
+            }
+        )
+    )
+    return 0 if checks[1.0]["pass"] <= allowed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
