@@ -5,48 +5,37 @@ An author can forge a bundle; only a signature identifies the author.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from artifacts.evidence.bundle import VERDICT, BundleVerdict, open_bundle
+from artifacts.evidence.differences import (
+    CONTRADICTIONS,
+    UNREADABLE,
+    VariantCheck,
+    find_differing_values,
+)
 from artifacts.evidence.manifest import MANIFEST, Manifest, find_changes, read_manifest
-from artifacts.evidence.recorded_loads import find_draw_mismatches, judge_confirmed
+from artifacts.evidence.recompute import find_evidence, judge_again, read_stages
+from artifacts.evidence.tuning_check import check_tuning
 from artifacts.run_record import NOT_PREFERRED, RunReport, VariantReport, report_judged
-from eval_gates.speed.load_run import LOADS
-from eval_gates.speed.rules import build_rule
-from pipeline.stages import newest_revision
 from pipeline.stages.adopt import AdoptParameters
 from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.consistency import ASKING, find_served_otherwise
 from pipeline.stages.evaluate import EVALUATE
-from pipeline.stages.evidence import FILES, Evidence, place_of
-from pipeline.stages.judge import judge_evidence
-from pipeline.stages.packed import open_archive
-from pipeline.stages.recall import RECALL
-from pipeline.stages.recorded import ARCHIVE as RECORDED_ARCHIVE
-from pipeline.stages.recorded import (
-    RECORDED,
-    RecordedParameters,
-    RecordedResult,
-    compared_policy,
-    facts_of,
-)
-from pipeline.stages.speed import SPEED
-from pipeline.stages.verdict import JUDGE, JudgeResult, policy_digest
-from prepare.digest import digest_file, digest_json
+from pipeline.stages.evidence import Evidence
+from pipeline.stages.verdict import JUDGE, policy_digest
+from prepare.digest import digest_file
 from prepare.errors import (
     CheckpointError,
     EvidenceError,
-    PrepareError,
     StoreError,
     UsageError,
     raise_as,
 )
 from prepare.own_command import own_command
-from prepare.stage import StageRecord, StageReference, stage_key
 from prepare.store import Store
 from prepare.untrusted import read_record
 from recipes.checkpoints.weight_files import (
@@ -56,26 +45,8 @@ from recipes.checkpoints.weight_files import (
     digest_auxiliary_files,
     weights_digest,
 )
-from recipes.workload import read_pinned
 
-# Raised by records that do not fit together.
-CONTRADICTIONS = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError)
-UNREADABLE = (*CONTRADICTIONS, OSError, PrepareError)
-MISSING = " is missing"
 ADDED_BY_PROMOTION = ("promoted", "registry_version")
-# Sums of floating-point numbers differ in the last digits on other machines.
-RELATIVE_TOLERANCE = 1e-9
-
-
-@dataclass(frozen=True)
-class VariantCheck:
-    """Recorded and recomputed verdicts of a variant."""
-
-    recipe: str
-    kept: str
-    computed: str | None
-    answers: int
-    differences: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -310,16 +281,16 @@ def _check_variants(
         if key is None and variant.verdict not in ("pass", "undecided"):
             continue
         problems: list[str] = []
-        of_variant = _find_evidence(key, store, problems)
+        of_variant = find_evidence(key, store, problems)
         computed = None
         answers = 0
         if of_variant is not None:
             evidence[variant.recipe] = of_variant
             try:
-                is_complete = _read_stages(of_variant, problems, is_bundle=is_bundle)
+                is_complete = read_stages(of_variant, problems, is_bundle=is_bundle)
                 problems += _find_other_trial(of_variant, variant, told.attempted)
                 if is_complete:
-                    computed = _judge_again(of_variant, problems)
+                    computed = judge_again(of_variant, problems)
                 answers = _count_answers(of_variant)
             except UNREADABLE as error:
                 problems.append(f"the verdict cannot be computed: {error}")
@@ -355,79 +326,6 @@ def _find_skipped_rung(
             yield f"'{before}' comes before it and did not pass, so this verdict has no error rate"
 
 
-def _find_evidence(key: str | None, store: Store, problems: list[str]) -> Evidence | None:
-    """Return a verdict's evidence; None if its stage `judge` is missing or damaged."""
-    if key is None:
-        problems.append("the run names no stage 'judge' for it: its evidence is missing")
-        return None
-    place = place_of(StageReference(stage=JUDGE.name, key=key))
-    try:
-        return Evidence.of_verdict(store, key)
-    except EvidenceError:
-        problems.append(f"judge: {place} is missing")
-    except PrepareError as error:
-        problems.append(f"judge: {place}: {error.message}; its evidence is missing")
-    except UNREADABLE as error:
-        problems.append(f"the verdict cannot be computed: {error}")
-    return None
-
-
-def _read_stages(evidence: Evidence, problems: list[str], *, is_bundle: bool) -> bool:
-    """Check all stages of a verdict; return whether it can be judged again.
-
-    Those of a bundle are complete; a store of runs may lack what the inputs were made from.
-    """
-    is_complete = True
-    seen = set[str]()
-    judge = evidence.judge.record.as_reference()
-    pending: list[tuple[str, StageReference, str | None, int]] = [("judge", judge, None, 0)]
-    for role, reference, digest, depth in pending:
-        place = place_of(reference)
-        is_needed = depth < 2 or is_bundle
-        try:
-            record = evidence.find_at(reference)
-            fault = f"{role}: {place} is missing" if record is None and is_needed else ""
-        except PrepareError as error:
-            record = None
-            fault = f"{role}: {place}: {error.message}; its evidence is missing"
-        if fault:
-            problems.append(fault)
-            is_complete = is_complete and not is_needed
-        if record is None:
-            continue
-        if digest is not None and digest_json(record.result) != digest:
-            problems.append(f"{role}: {place}: its result is not the one that was used")
-        if place in seen:
-            continue
-        seen.add(place)
-        if key_of(record) != record.key:
-            problems.append(
-                f"{place}: its parameters do not give its key, so they were changed afterwards "
-                "(or another version of prepare wrote them)"
-            )
-        if fault := _find_file_fault(evidence, record):
-            problems.append(f"{role}: {place}/{fault}")
-            is_complete = is_complete and not fault.endswith(MISSING)
-        for name, source in record.inputs.items():
-            path = f"{role}'s {name}" if depth else name
-            pending.append((path, source, record.input_digests.get(name, ""), depth + 1))
-    return is_complete
-
-
-def _find_file_fault(evidence: Evidence, record: StageRecord) -> str:
-    """Return the name of the record's file if it is missing or was changed, and which; or ''."""
-    if record.stage not in FILES:
-        return ""
-    name, digest_of = FILES[record.stage]
-    digest = digest_of(record)
-    file = evidence.file_at(record, name)
-    if not file.is_file():
-        return f"{name}{MISSING}"
-    if digest_file(file) != digest:
-        return f"{name}: the file was changed since (its digest is another)"
-    return ""
-
-
 def _find_other_trial(
     evidence: Evidence, variant: VariantReport, attempted: Collection[str]
 ) -> Iterator[str]:
@@ -442,79 +340,9 @@ def _find_other_trial(
         )
 
 
-def check_archive(
-    store: Store, parameters: RecordedParameters, where: str
-) -> tuple[Evidence, RecordedResult]:
-    """Compute a recorded arm's own verdict again; return its evidence and facts.
-
-    EvidenceError: it is incomplete, was changed, or is of another verdict.
-    """
-    problems: list[str] = []
-    evidence = _find_evidence(parameters.judge, store, problems)
-    facts = None
-    try:
-        if evidence is not None and _read_stages(evidence, problems, is_bundle=False):
-            _judge_again(evidence, problems)
-            for name in evidence.judge.parameters.policy.suites:
-                evidence.questions(f"questions.{name}")
-            facts = facts_of(parameters, store)
-    except UNREADABLE as error:
-        problems.append(f"the verdict cannot be computed: {error}")
-    if evidence is None or facts is None or problems:
-        raise EvidenceError(
-            f"the recorded answers cannot be used: {next(iter(problems), 'a part is missing')}",
-            where=where,
-            hint="the evidence was cut or changed: get it again with `prepare pull`, or name "
-            "another version or run",
-        )
-    return evidence, facts
-
-
-def _find_other_record(evidence: Evidence) -> Iterator[str]:
-    """Yield where a recorded arm is not what its evidence says."""
-    if RECORDED.name not in evidence.references:
-        return
-    record = evidence.typed(RECORDED, RECORDED.name)
-    parameters = record.parameters
-    try:
-        with open_archive(evidence.file(RECORDED.name, RECORDED_ARCHIVE)) as store:
-            recorded, facts = check_archive(store, parameters, parameters.origin)
-    except PrepareError as error:
-        yield f"{RECORDED.name}: {error.message}"
-        return
-    if facts != record.result:
-        yield f"{RECORDED.name}: its facts are not those of its evidence"
-    policy = compared_policy(recorded.judge.parameters.policy, parameters.left_out)
-    if policy.model_dump() != evidence.judge.parameters.policy.model_dump():
-        yield f"{RECORDED.name}: the policy is not that of its evidence"
-    for name in policy.suites:
-        asked = recorded.record(f"{parameters.side}.{name}")
-        recalled = evidence.typed(RECALL, f"baseline.{name}")
-        if (recalled.parameters.evaluate, recalled.record.result) != (asked.key, asked.result):
-            yield f"baseline.{name}: its answers are not those of the recorded arm's evidence"
-        if recorded.references[f"questions.{name}"] != evidence.references[f"questions.{name}"]:
-            yield f"questions.{name}: they are not those of the recorded arm's evidence"
-
-
-def _judge_again(evidence: Evidence, problems: list[str]) -> JudgeResult:
-    for role, measured in evidence.speed.items():
-        problems += find_draw_mismatches(role, measured.record, evidence.loads(role))
-    kept = evidence.judge
-    again = judge_evidence(kept.parameters, evidence, kept.result.history)
-    problems += _find_other_record(evidence)
-    differing = find_differing_values("", kept.result.model_dump(), again.model_dump())
-    problems += [f"its stage 'judge': {words}" for words in differing]
-    return again
-
-
 def _count_answers(evidence: Evidence) -> int:
     asked = [record for record in evidence.stages.values() if record.stage in ASKING]
     return sum(EVALUATE.result_of(record).n for record in asked)
-
-
-def key_of(record: StageRecord) -> str:
-    """Return the key computed from parameters and inputs."""
-    return stage_key(record.stage, newest_revision(record.stage), record.parameters, record.inputs)
 
 
 def _find_uncounted(key: str | None, store: Store) -> Iterator[str]:
@@ -529,62 +357,6 @@ def _find_uncounted(key: str | None, store: Store) -> Iterator[str]:
         yield f"attempt {number} against its baseline is not the one in the store's ledger"
 
 
-def check_tuning(report: RunReport, store: Store) -> VariantCheck:
-    """Check a tuning's confirmation; the screening has no gate."""
-    tuning = report.tuning
-    if tuning is None or tuning.winner is None or tuning.confirmation is None:
-        raise UsageError(
-            f"run {report.run} measured no winner, so there is nothing to compute",
-            where=f"run {report.run}",
-            hint=f"`{own_command('runs', 'latest')}` has the screening",
-        )
-    key = tuning.stage or ""
-    computed = None
-    place = place_of(StageReference(stage=SPEED.name, key=key))
-    differences: list[str] = []
-    try:
-        record = store.find(SPEED.name, key)
-        if record is None:
-            raise LookupError(f"{place} is missing")
-        inputs = Evidence(store, {"speed": record.as_reference()})
-        loads = inputs.loads("speed")
-        asked = SPEED.parameters_of(record)
-        file = store.stage_folder(SPEED.name, key) / LOADS
-        (gate,) = tuning.speed.gates
-        workload = read_pinned(asked.workload)
-        level = tuning.trial.level if tuning.trial is not None else tuning.alpha
-        served = tuning.served
-        rule = build_rule(gate, level, served.accelerator if served else None, workload, served)
-        for is_right, fault in (
-            (key_of(record) == key, "its parameters do not give its key"),
-            (
-                digest_file(file) == SPEED.result_of(record).loads_digest,
-                f"{LOADS}: the timings are not those that were measured",
-            ),
-            (asked.rule == rule, "measured by another rule than the tuning's"),
-            (
-                asked.sides["baseline"].serving.engine_arguments == tuning.engine_defaults,
-                "its baseline is not that of this run",
-            ),
-            (
-                tuning.trial is not None and tuning.trial.alpha == tuning.alpha,
-                "its trial is not known, or has another error rate",
-            ),
-        ):
-            if not is_right:
-                differences.append(f"{place}: {fault}")
-        differences += find_draw_mismatches(place, record, loads)
-        computed = judge_confirmed(record, loads)
-        kept = tuning.confirmation.model_dump()
-        differences += find_differing_values("", kept, computed.model_dump())
-        if tuning.verdict != computed.verdict:
-            differences.append(f"verdict: kept {tuning.verdict}, computed {computed.verdict}")
-    except UNREADABLE as error:
-        differences.append(f"the verdict cannot be computed: {error}")
-    verdict = computed.verdict if computed is not None else None
-    return VariantCheck(tuning.winner, tuning.verdict or "none", verdict, 0, tuple(differences))
-
-
 def find_differing(kept: VariantReport, computed: VariantReport, *, is_promoted: bool) -> list[str]:
     """Return differing fields by path; `is_promoted`: a promotion may have added some to `kept`."""
     left_out = {"weights_bytes", *(ADDED_BY_PROMOTION if is_promoted else ())}
@@ -593,26 +365,3 @@ def find_differing(kept: VariantReport, computed: VariantReport, *, is_promoted:
     if is_promoted and ours["reason"].startswith(theirs["reason"] + NOT_PREFERRED):
         ours["reason"] = theirs["reason"]
     return find_differing_values("", ours, theirs)
-
-
-def find_differing_values(path: str, kept: Any, computed: Any) -> list[str]:
-    """Return the differing paths below `path`."""
-    if isinstance(kept, dict) and isinstance(computed, dict):
-        return [
-            line
-            for name in sorted(kept.keys() | computed.keys())
-            for line in find_differing_values(f"{path}.{name}", kept.get(name), computed.get(name))
-        ]
-    if isinstance(kept, list | tuple) and isinstance(computed, list | tuple):
-        if len(kept) != len(computed):
-            return [f"{path[1:]}: kept {len(kept)} of them, computed {len(computed)}"]
-        return [
-            line
-            for number, (ours, theirs) in enumerate(zip(kept, computed, strict=True))
-            for line in find_differing_values(f"{path}[{number}]", ours, theirs)
-        ]
-    if isinstance(kept, float) and isinstance(computed, float):
-        same = math.isclose(kept, computed, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-12)
-    else:
-        same = kept == computed
-    return [] if same else [f"{path[1:]}: kept {kept!r}, computed {computed!r}"]

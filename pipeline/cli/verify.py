@@ -22,7 +22,8 @@ from prepare.errors import ExitCode, UsageError
 from prepare.escape import MAX_NAME_CHARACTERS, log_line
 
 if TYPE_CHECKING:
-    from artifacts.evidence.verify import BundleCheck, VariantCheck
+    from artifacts.evidence.differences import VariantCheck
+    from artifacts.evidence.verify import BundleCheck
 
 MAX_LINES = 50  # of one list
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from artifacts.deploy.registered import checked_folder, find_version, open_version
-from artifacts.evidence.verify import check_archive, check_run
+from artifacts.evidence.recompute import check_archive
+from artifacts.evidence.verify import check_run
 from artifacts.registry import Registry
 from artifacts.run_record import RunReport, find_run
 from eval_gates.clusters import group_by_cluster

@@ -13,8 +13,9 @@ from key_pair import key_pair
 from typer.testing import CliRunner
 
 from artifacts.evidence.bundle import BundleVerdict
+from artifacts.evidence.differences import VariantCheck
 from artifacts.evidence.signing import sign_with_key
-from artifacts.evidence.verify import BundleCheck, VariantCheck
+from artifacts.evidence.verify import BundleCheck
 from artifacts.run_record import VariantReport
 from pipeline.cli.main import app
 from pipeline.cli.verify import print_folder

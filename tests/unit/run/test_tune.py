@@ -9,7 +9,7 @@ from listener import Listener
 from pretend_stages import PretendModels, PretendRun, PretendServers
 from some_node import NODE
 
-from artifacts.evidence.verify import check_tuning
+from artifacts.evidence.tuning_check import check_tuning
 from artifacts.release import PromotionRequest, choose_variants
 from artifacts.requests import TuneRequest
 from artifacts.run_outcome import headline, next_command, next_steps
