@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eval_gates.prompt_scores import first_difference
-from eval_gates.reply_forms import read_content
+from eval_gates.reply_forms import has_call_marks, read_content
+from eval_gates.suites.json_lines import read_rows
 from prepare.digest import digest_json
 from prepare.errors import EvaluationDataError, StageError
+from prepare.events import Progress
 from prepare.untrusted import parse_json
 
 STEM = "conversations"
@@ -19,31 +21,75 @@ CARRIED_FILE = Path(__file__).parents[1] / "data" / "conversations.jsonl"
 TEXTS = "conversations.jsonl"  # next to the questions; never in a bundle
 TOLD = "Summarize the following text in one paragraph.\n\n"
 SESSION = "session"
+_SHOWN_REMARKS = 5
 _ROLES = ("system", "user", "assistant", "tool")
+# Templates read these, too.
+_TEXTS_OF = {
+    "tool": ("tool_call_id", "name"),
+    "assistant": ("reasoning", "reasoning_content"),
+}
 _HINT = "each line needs messages (as of OpenAI's chat API; tools, too) or prompt (a text)"
 _TURNS_HINT = "each line needs messages, as of OpenAI's chat API: texts, and calls of tools"
 
 
-def read_chat_row(row: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Return a line's `messages` and `tools`, or its `prompt`.
+def read_conversation(
+    row: Mapping[str, Any], place: str, remarks: list[str]
+) -> dict[str, Any]:
+    """Return what comes before a line's last answer, with its `tools`; or its `prompt`.
 
-    A `document` is a text to summarize.
+    A `document` is a text to summarize. What is read otherwise is added to `remarks`, with its
+    place. EvaluationDataError: the line is no conversation.
     """
-    messages = row.get("messages")
     prompt = row.get("prompt")
     if isinstance(row.get("document"), str):
-        messages = [{"role": "user", "content": TOLD + row["document"]}]
-    if isinstance(messages, list) and messages:
-        if any(not isinstance(message, dict) or "role" not in message for message in messages):
-            raise EvaluationDataError("a message has no role", where=place, hint=_HINT)
-        # The model's own last message is the answer.
-        asked = messages[:-1] if messages[-1]["role"] == "assistant" else messages
-        if asked:
-            tools = row.get("tools")
-            return {"messages": asked, **({"tools": tools} if tools else {})}
-    if isinstance(prompt, str) and prompt:
-        return {"prompt": prompt}
-    raise EvaluationDataError("the line has no conversation", where=place, hint=_HINT)
+        row = {"messages": [{"role": "user", "content": TOLD + row["document"]}]}
+    elif not row.get("messages"):
+        if isinstance(prompt, str) and prompt:
+            return {"prompt": prompt}
+        raise EvaluationDataError("the line has no conversation", where=place, hint=_HINT)
+    messages, ends = _places_to_write(row, place, remarks)
+    return chat_of(messages[: ends[-1]], _read_tools(row, place, ()))
+
+
+def chat_of(messages: list[dict[str, Any]], tools: list[Any]) -> dict[str, Any]:
+    """Return messages and tools as a request has them."""
+    return {"messages": messages, **({"tools": tools} if tools else {})}
+
+
+class LaidOut(NamedTuple):
+    """A conversation as it was laid out."""
+
+    content: dict[str, Any]  # `messages` and `tools`, or `prompt`
+    digest: str
+
+
+def digest_of(added: Mapping[str, Any], before: str = "") -> str:
+    """Return a conversation's digest: of what it adds to the one of the digest `before`."""
+    return digest_json([before, added]) if before else digest_json(added)
+
+
+def read_chats(file: Path) -> dict[str, LaidOut]:
+    """Return the laid-out conversations by id; raises as :func:`read_rows`.
+
+    A row has what it adds to the one that it is `after`: a long session is written once.
+    """
+    chats = dict[str, LaidOut]()
+    for _, row in read_rows(file):
+        name = str(row.pop("id", ""))
+        before = chats.get(str(row.pop("after", "")), LaidOut({}, ""))
+        content = dict(row)
+        for key, earlier in before.content.items():
+            content[key] = [*earlier, *row.get(key, ())]
+        chats[name] = LaidOut(content, digest_of(row, before.digest))
+    return chats
+
+
+def tell(remarks: Sequence[str], progress: Progress) -> None:
+    """Note what was read otherwise: the first places, and how many more there are."""
+    for remark in remarks[:_SHOWN_REMARKS]:
+        progress.note(remark)
+    if len(remarks) > _SHOWN_REMARKS:
+        progress.note(f"{len(remarks) - _SHOWN_REMARKS} further places were read so")
 
 
 class Turn(NamedTuple):
@@ -52,6 +98,9 @@ class Turn(NamedTuple):
     session: str
     number: int
     messages: list[dict[str, Any]]  # before it
+    added: dict[str, Any]  # messages since the turn `after`; or all, and the tools
+    after: int | None  # number of the turn before it
+    digest: str
     tools: list[Any]  # in OpenAI's form; a text names one that prepare carries
     fields: dict[str, Any]  # other keys of the line
 
@@ -71,39 +120,59 @@ def read_turns(
     """
     turns = list[Turn]()
     remarks = list[str]()
-    seen = set[tuple[str, str]]()
+    known = dict[tuple[str, str], Turn]()
     counts = Counter[str]()
-    for number, (place, row) in enumerate(rows):
-        session = str(row.get(SESSION, row.get("id", f"session/{number}")))
+    for line, (place, row) in enumerate(rows):
+        names = (row[key] for key in (SESSION, "id") if row.get(key) is not None)
+        session = str(next(names, f"session/{line}"))
         tools = _read_tools(row, place, carried)
         fields = {key: row[key] for key in row.keys() - {"messages", "tools", "functions"}}
-        for before in _places_to_write(row, place, remarks):
-            content = (session, digest_json([before, tools]))
-            if content not in seen:
-                seen.add(content)
-                turns.append(
-                    Turn(session, counts[session], before, tools, {**fields, SESSION: session})
+        fields[SESSION] = session
+        messages, ends = _places_to_write(row, place, remarks)
+        before: Turn | None = None
+        for end in ends:
+            added = chat_of(messages[:end], tools)
+            if before is not None:
+                added = {"messages": messages[len(before.messages) : end]}
+            digest = digest_of(added, before.digest if before is not None else "")
+            turn = known.get((session, digest))
+            if turn is None:
+                turn = Turn(
+                    session=session,
+                    number=counts[session],
+                    messages=messages[:end],
+                    added=added,
+                    after=before.number if before is not None else None,
+                    digest=digest,
+                    tools=tools,
+                    fields=fields,
                 )
+                known[session, digest] = turn
+                turns.append(turn)
                 counts[session] += 1
+            before = turn
     return turns, remarks
 
 
 def _places_to_write(
     row: Mapping[str, Any], place: str, remarks: list[str]
-) -> list[list[dict[str, Any]]]:
-    """Return the messages before each turn of the assistant, the one after the end included."""
+) -> tuple[list[dict[str, Any]], list[int]]:
+    """Return the messages, and how many there are before each turn of the assistant.
+
+    What comes after the end is a turn, too.
+    """
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages:
         raise EvaluationDataError("the line has no messages", where=place, hint=_TURNS_HINT)
     read = list[dict[str, Any]]()
-    places = list[list[dict[str, Any]]]()
+    ends = list[int]()
     for number, message in enumerate(messages, start=1):
         where = f"{place}, message {number}"
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise EvaluationDataError("a message has no role", where=where, hint=_TURNS_HINT)
         is_answer = message["role"] == "assistant"
         if is_answer and read and read[-1]["role"] != "assistant":
-            places.append(list(read))
+            ends.append(len(read))
         try:
             read.append(_read_message(message, where, remarks))
             if is_answer and len(read) > 1 and read[-2]["role"] == "assistant":
@@ -113,14 +182,14 @@ def _places_to_write(
             break
     else:
         if read[-1]["role"] != "assistant":
-            places.append(read)
-    if not places:
+            ends.append(len(read))
+    if not ends:
         raise EvaluationDataError(
             "the conversation has no place at which an assistant writes",
             where=place,
             hint=_TURNS_HINT,
         )
-    return places
+    return read, ends
 
 
 def _read_message(message: Mapping[str, Any], where: str, remarks: list[str]) -> dict[str, Any]:
@@ -142,8 +211,8 @@ def _read_message(message: Mapping[str, Any], where: str, remarks: list[str]) ->
             "the message is not a text", where=where, hint=_TURNS_HINT
         ) from error
     read: dict[str, Any] = {"role": role, "content": text}
-    if role == "tool":
-        read |= {key: message[key] for key in ("tool_call_id", "name") if message.get(key)}
+    kept = _TEXTS_OF.get(role, ())
+    read |= {key: str(message[key]) for key in kept if isinstance(message.get(key), str | int)}
     if role != "assistant":
         return read
     calls = message.get("tool_calls") or []
@@ -153,6 +222,8 @@ def _read_message(message: Mapping[str, Any], where: str, remarks: list[str]) ->
         raise EvaluationDataError("'tool_calls' is no list", where=where, hint=_TURNS_HINT)
     if not calls and not text.strip():
         raise _EndedError("the assistant writes nothing")
+    if has_call_marks(text):
+        remarks.append(f"{where}: a call is in the text, and is read as a text")
     if calls:
         read["tool_calls"] = [_read_call(call, number) for number, call in enumerate(calls)]
     return read
@@ -199,6 +270,12 @@ def _read_tools(row: Mapping[str, Any], place: str, carried: Collection[str]) ->
             )
         if not isinstance(name, str) or not name:
             raise EvaluationDataError("a tool has no name", where=place, hint=_TURNS_HINT)
+        if isinstance(tool, dict) and not _has_parameters(tool["function"]):
+            raise EvaluationDataError(
+                f"the parameters of the tool '{name[:80]}' are not in OpenAI's form",
+                where=place,
+                hint="'parameters' is a JSON schema; other APIs call it 'input_schema'",
+            )
         if name in names:
             raise EvaluationDataError(
                 f"several tools have the name '{name[:80]}', so a call of it says nothing",
@@ -208,6 +285,12 @@ def _read_tools(row: Mapping[str, Any], place: str, carried: Collection[str]) ->
         names.add(name)
         tools.append(tool)
     return tools
+
+
+def _has_parameters(function: Mapping[str, Any]) -> bool:
+    """Return whether a tool's parameters, if any, are where OpenAI's API reads them."""
+    is_schema = isinstance(function.get("parameters"), dict | None)
+    return is_schema and not function.keys() & {"input_schema", "inputSchema"}
 
 
 def tokenized(

@@ -22,7 +22,17 @@ from eval_gates.quality_result import GroupReport, report_groups
 from eval_gates.replies import choice_of, read_completion, remove_thoughts
 from eval_gates.reply_forms import clean
 from eval_gates.rows import Answer, Question, Reply, Score
-from eval_gates.suites.chat_logs import SESSION, STEM, TEXTS, Turn, read_turns, tokenized
+from eval_gates.suites.chat_logs import (
+    STEM,
+    TEXTS,
+    Turn,
+    chat_of,
+    digest_of,
+    read_chats,
+    read_turns,
+    tell,
+    tokenized,
+)
 from eval_gates.suites.decision_task import DecisionsPolicy, DecisionsTask, KindGate, gates_of
 from eval_gates.suites.json_lines import FIELDS, read_rows, write_rows
 from eval_gates.suites.sources import QuestionSource
@@ -39,7 +49,6 @@ AS_LOGGED = "as logged"
 CHOICES = 5  # first tokens whose log-probabilities are read
 TOKENS_PER_TOOL = 110  # of a carried one, in the widest rendering that was measured
 FRAME_TOKENS = 1_024  # of the conversation, where tools are many
-_SHOWN_REMARKS = 5
 
 
 class Decisions(SuiteKind[DecisionsTask]):
@@ -62,20 +71,23 @@ class Decisions(SuiteKind[DecisionsTask]):
 
     def questions(self, task: DecisionsTask, order: QuestionOrder) -> Read:
         turns, remarks = read_turns(self.read(order.source, order.folder), carried_tools())
-        for remark in remarks[:_SHOWN_REMARKS]:
-            order.progress.note(remark)
-        if len(remarks) > _SHOWN_REMARKS:
-            order.progress.note(f"{len(remarks) - _SHOWN_REMARKS} further places were read so")
+        tell(remarks, order.progress)
         questions = list[Question]()
         chats = list[dict[str, Any]]()
-        for turn, group, tools in _asked(turns, task):
-            chat = {"messages": turn.messages, **({"tools": tools} if tools else {})}
-            rung = f"/{group}" if group != AS_LOGGED else ""
-            name = f"{turn.session}/{turn.number}{rung}"
-            chats.append({"id": name, **chat})
+        for turn, group, others in _asked(turns, task):
+            name = f"{turn.session}/{turn.number}"
+            added = turn.added
+            digest = turn.digest
+            after = f"{turn.session}/{turn.after}" if turn.after is not None else None
+            if group != AS_LOGGED:
+                after = name
+                name = f"{name}/{group}"
+                added = {"tools": others}
+                digest = digest_of(added, turn.digest)
+            chats.append({"id": name, **({"after": after} if after else {}), **added})
             # Rows go into bundles, so the prompt is a digest.
-            data = {FIELDS: {**turn.fields, SESSION: turn.session}}
-            questions.append(Question(name, digest_json(chat), group=group, data=data))
+            data = {FIELDS: turn.fields}
+            questions.append(Question(name, digest, group=group, data=data))
         if not questions:
             raise EvaluationDataError(
                 "every session has more tools than are asked",
@@ -96,7 +108,7 @@ class Decisions(SuiteKind[DecisionsTask]):
 
     def _known(
         self, suite: Suite, identity: QuestionSource, folder: Path | None
-    ) -> list[tuple[Turn, str, list[Any]]]:
+    ) -> list[tuple[Turn, str, list[str]]]:
         assert isinstance(suite, DecisionsTask)
         return _asked(self._turns(identity, folder), suite)
 
@@ -104,9 +116,10 @@ class Decisions(SuiteKind[DecisionsTask]):
         return read_turns(self.read(identity, folder), carried_tools())[0]
 
     def open(self, task: DecisionsTask, questions: Sequence[Question], folder: Path) -> None:
-        chats = {str(row.pop("id")): row for _, row in read_rows(folder / TEXTS)}
+        chats = read_chats(folder / TEXTS)
         if any(
-            digest_json(chats.get(question.id, {})) != question.prompt for question in questions
+            question.id not in chats or chats[question.id].digest != question.prompt
+            for question in questions
         ):
             raise EvaluationDataError(
                 "the sessions are not those that were laid out",
@@ -114,12 +127,7 @@ class Decisions(SuiteKind[DecisionsTask]):
                 hint=f"delete the folder {folder} and run the same command again",
             )
         carried = carried_tools()
-        for chat in chats.values():
-            if "tools" in chat:
-                chat["tools"] = [
-                    carried[tool] if isinstance(tool, str) else tool for tool in chat["tools"]
-                ]
-        self._chats = chats
+        self._chats = {name: _with_carried(chat.content, carried) for name, chat in chats.items()}
 
     def render(self, task: DecisionsTask, question: Question, template: Render | None) -> Question:
         # Servers render; the chat API is sent this.
@@ -261,24 +269,31 @@ def carried_tools() -> Mapping[str, dict[str, Any]]:
     return {row["name"]: {"type": "function", "function": row} for row in rows}
 
 
-def _asked(turns: Sequence[Turn], task: DecisionsTask) -> list[tuple[Turn, str, list[Any]]]:
-    """Return each turn with its group and tools: as logged, then along the ladder.
+def _with_carried(
+    chat: Mapping[str, Any], carried: Mapping[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Return a conversation with the carried tools that it names."""
+    tools = [carried[tool] if isinstance(tool, str) else tool for tool in chat.get("tools", ())]
+    return chat_of(chat.get("messages", []), tools)
+
+
+def _asked(turns: Sequence[Turn], task: DecisionsTask) -> list[tuple[Turn, str, list[str]]]:
+    """Return each turn with its group and added tools: as logged, then along the ladder.
 
     A session's last turn with tools is on the ladder, from the step that has room for its own.
     """
     most = task.max_tools
     kept = [turn for turn in turns if most is None or len(turn.tools) <= most]
     last = {turn.session: turn for turn in kept if turn.tools}
-    asked = list[tuple[Turn, str, list[Any]]]()
+    asked = list[tuple[Turn, str, list[str]]]()
     for turn in kept:
-        asked.append((turn, AS_LOGGED, turn.tools))
+        asked.append((turn, AS_LOGGED, []))
         if last.get(turn.session) is turn:
             own = [tool_name(tool) for tool in turn.tools]
             others = [name for name in carried_tools() if name not in own]
             for rung in sorted(task.ladder):
                 if rung >= len(own):
-                    tools = [*turn.tools, *others[: rung - len(own)]]
-                    asked.append((turn, f"{rung} tools", tools))
+                    asked.append((turn, f"{rung} tools", others[: rung - len(own)]))
     return asked
 
 

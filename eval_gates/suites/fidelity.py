@@ -30,11 +30,14 @@ from eval_gates.suites.chat_logs import (
     CARRIED_FILE,
     STEM,
     TEXTS,
+    digest_of,
     other_rendering,
-    read_chat_row,
+    read_chats,
+    read_conversation,
+    tell,
     tokenized,
 )
-from eval_gates.suites.json_lines import read_rows, write_rows
+from eval_gates.suites.json_lines import write_rows
 from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, SuiteKind
 from prepare.digest import digest_json
 from prepare.errors import EvaluationDataError
@@ -84,24 +87,27 @@ class Fidelity(SuiteKind[FidelityTask]):
 
     def questions(self, task: FidelityTask, order: QuestionOrder) -> Read:
         rows = self.read(order.source, order.folder)
-        chats = [read_chat_row(row, place) for place, row in rows]
+        remarks = list[str]()
+        chats = [read_conversation(row, place, remarks) for place, row in rows]
+        tell(remarks, order.progress)
         ids = [str(row.get("id", f"conversation/{number}")) for number, (_, row) in enumerate(rows)]
         kept = [{"id": id_, **chat} for id_, chat in zip(ids, chats, strict=True)]
         write_rows(order.output / TEXTS, kept)
         # Rows go into bundles, so the prompt is a digest.
-        return [Question(id_, digest_json(chat)) for id_, chat in zip(ids, chats, strict=True)], {}
+        return [Question(id_, digest_of(chat)) for id_, chat in zip(ids, chats, strict=True)], {}
 
     def open(self, task: FidelityTask, questions: Sequence[Question], folder: Path) -> None:
-        chats = {str(row.pop("id")): row for _, row in read_rows(folder / TEXTS)}
+        chats = read_chats(folder / TEXTS)
         if any(
-            digest_json(chats.get(question.id, {})) != question.prompt for question in questions
+            question.id not in chats or chats[question.id].digest != question.prompt
+            for question in questions
         ):
             raise EvaluationDataError(
                 "the conversations are not those that were laid out",
                 where=str(folder / TEXTS),
                 hint=f"delete the folder {folder} and run the same command again",
             )
-        self._chats = chats
+        self._chats = {name: chat.content for name, chat in chats.items()}
 
     def render(self, task: FidelityTask, question: Question, template: Render | None) -> Question:
         # To be shown only: each arm's server renders.

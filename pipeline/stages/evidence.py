@@ -15,6 +15,7 @@ from eval_gates.answer_log import ANSWERS, QUESTIONS, parse_answers
 from eval_gates.rows import Answer, Question
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from eval_gates.suites.chat_logs import TEXTS as CONVERSATIONS
+from eval_gates.suites.chat_logs import read_chats
 from eval_gates.suites.json_lines import read_rows
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages.adopt import ADOPT
@@ -174,7 +175,9 @@ class Evidence:
 
     def whole_questions(self, role: str, *, with_texts: bool) -> dict[str, Question]:
         """Return questions by id, and with private conversations if they are asked for."""
-        chats = _read_private(self.file(role, CONVERSATIONS)) if with_texts else {}
+        file = self.file(role, CONVERSATIONS)
+        laid_out = read_chats(file) if with_texts and file.is_file() else {}
+        chats = {name: chat.content for name, chat in laid_out.items()}
         rows = (row for _, row in read_rows(self.file(role, QUESTIONS)))
         questions = [Question.from_row({**row, **chats.get(row["id"], {})}) for row in rows]
         return {question.id: question for question in questions}

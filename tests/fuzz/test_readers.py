@@ -23,16 +23,22 @@ from artifacts.evidence.manifest import MANIFEST, read_manifest
 from artifacts.push import read_layers
 from artifacts.registry import Version
 from artifacts.run_record import AnyRequest, read_run
+from eval_gates.decisions import read_decision
 from eval_gates.replies import read_chat, read_chosen
 from eval_gates.rows import Answer, Question
 from eval_gates.speed.load_run import parse_loads
 from eval_gates.suites import mbpp
+from eval_gates.suites.decisions import Decisions
+from eval_gates.suites.fidelity import Fidelity
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.lm_eval_files import read_task_file
+from eval_gates.suites.sources import QuestionSource
+from eval_gates.suites.suite_kind import QuestionOrder, SuiteKind
 from pipeline.environments.settings import load_settings
 from pipeline.preflight.memory import Model
 from pipeline.stages.sanity import SANITY
 from prepare.errors import PrepareError
+from prepare.events import NullProgress
 from prepare.record import Record
 from prepare.stage import StageRecord
 from prepare.untrusted import (
@@ -272,6 +278,44 @@ def kept_rows_of(path: Path) -> None:
                 parse(row)
 
 
+SESSION = {
+    "session": "s",
+    "messages": [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Rome?"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "c", "function": {"name": "find", "arguments": '{"place": "Rome"}'}},
+                {"id": "d", "function": {"name": "find", "arguments": {"place": "Rome"}}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "21"},
+        {"role": "assistant", "content": "21 degrees."},
+        {"role": "user", "content": "Thanks."},
+    ],
+    "tools": [
+        {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+    ],
+}
+DECISION = """<tool_call>{"name": "find", "arguments": {"place": "Rome", "n": 1.0}}</tool_call>
+[find(place='Rome', n=1)] <function=find><parameter=place>Rome</parameter></function>
+call:find{place:<escape>Rome<escape>} I cannot help with that."""
+
+
+def lay_out(kind: SuiteKind[Any], path: Path) -> None:
+    """Lay a log out as a suite's questions, and open them again."""
+    task = kind.task()
+    order = QuestionOrder(QuestionSource(kind="folder"), path, path.parent, NullProgress())
+    questions, _ = kind.questions(task, order)
+    kind.open(task, questions, path.parent)
+
+
+def decide(path: Path) -> None:
+    read_decision(text_of(path), [], {"find"})
+
+
 def one_error(read: Callable[[bytes], object], error: type[Exception]) -> Reader:
     def reader(path: Path) -> None:
         with contextlib.suppress(error):
@@ -328,6 +372,17 @@ READERS: dict[str, tuple[str, bytes, Reader]] = {
     "rows": ("a.jsonl", ROWS, lambda p: list(read_rows(p))),
     "packed rows": ("a.jsonl.gz", gzip.compress(ROWS, mtime=0), lambda p: list(read_rows(p))),
     "kept rows": ("a.jsonl.gz", gzip.compress(ROWS, mtime=0), kept_rows_of),
+    "sessions": (
+        "a.jsonl",
+        json.dumps(SESSION).encode() + b"\n",
+        lambda p: lay_out(Decisions(), p),
+    ),
+    "conversations": (
+        "a.jsonl",
+        json.dumps(SESSION).encode() + b"\n",
+        lambda p: lay_out(Fidelity(), p),
+    ),
+    "decision": ("a", DECISION.encode(), decide),
     "record": ("a.json", STAGE, one_error(parse_stage, UntrustedJsonError)),
     "run": ("run.json", RUN, lambda p: read_run(p.parent)),
     "load": ("a.jsonl", LOAD, one_error(parse_load, ValueError)),

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from listener import Listener
 
-from eval_gates.suites.chat_logs import read_turns
+from eval_gates.suites.chat_logs import TEXTS, read_turns
+from eval_gates.rows import Question
 from eval_gates.suites.decision_task import DecisionsTask
 from eval_gates.suites.decisions import CARRIED_FILE, CARRIED_TOOLS, Decisions
+from eval_gates.suites.fidelity import Fidelity, FidelityTask
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.sources import QuestionSource
-from eval_gates.suites.suite_kind import QuestionOrder
+from eval_gates.suites.suite_kind import QuestionOrder, SuiteKind
 from prepare.errors import EvaluationDataError
 
 ASK = {"role": "user", "content": "Weather in Rome?"}
@@ -34,6 +36,165 @@ def call(*arguments: Any) -> dict[str, Any]:
 
 def read(*rows: dict[str, Any]) -> Any:
     return read_turns([(f"logs.jsonl, line {n}", row) for n, row in enumerate(rows, start=1)])
+
+
+SUITES: list[tuple[SuiteKind[Any], Any]] = [
+    (Fidelity(), FidelityTask()),
+    (Decisions(), DecisionsTask()),
+]
+both_suites = pytest.mark.parametrize(("kind", "task"), SUITES, ids=["fidelity", "decisions"])
+
+
+def laid_out(
+    kind: SuiteKind[Any], task: Any, folder: Path, content: bytes
+) -> tuple[list[Question], list[str]]:
+    """What a suite lays out of a log, and what it says."""
+    file = folder / "logs.jsonl"
+    file.write_bytes(content)
+    listener = Listener()
+    order = QuestionOrder(QuestionSource(kind="folder"), file, folder, listener)
+    questions, _ = kind.questions(task, order)
+    kind.open(task, questions, folder)
+    return questions, listener.notes
+
+
+def lines(*rows: dict[str, Any]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+SOUND = {"messages": [ASK, SAID, ASK], "tools": [TOOL]}
+
+
+@both_suites
+@pytest.mark.parametrize(
+    "message",
+    [
+        call('{"a": "Ro'),
+        call("Rome"),
+        call("[1]"),
+        call(7),
+        {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": " \n"},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {}}]},
+        {"role": "developer", "content": "Be brief."},
+        {"role": "assistant", "content": '<tool_call>{"name": "find"}</tool_call>'},
+    ],
+    ids=[
+        "cut off",
+        "no JSON",
+        "a list",
+        "a number",
+        "empty",
+        "blank",
+        "without a name",
+        "a developer",
+        "a call in the text, next to calls of the API",
+    ],
+)
+def test_both_suites_name_the_line_of_what_they_read_otherwise(
+    kind: SuiteKind[Any], task: Any, message: dict[str, Any], tmp_path: Path
+) -> None:
+    row = {"messages": [ASK, message, ASK, call("{}"), RESULT, SAID, ASK], "tools": [TOOL]}
+    questions, notes = laid_out(kind, task, tmp_path, lines(SOUND, row))
+    assert len(questions) > 1
+    (note,) = notes
+    assert note.startswith(f"{tmp_path / 'logs.jsonl'}, line 2, message 2: ")
+
+
+@both_suites
+@pytest.mark.parametrize(
+    ("row", "place"),
+    [
+        ({"messages": [ASK], "tools": [TOOL] * 100}, ""),
+        ({"messages": [ASK], "tools": "find"}, ""),
+        ({"messages": [ASK], "tools": [{"name": "find", "input_schema": {}}]}, ""),
+        ({"messages": [ASK], "tools": [{"function": {"name": "find", "parameters": "x"}}]}, ""),
+        ({"messages": [ASK, {"role": "robot", "content": "x"}]}, ", message 2"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, ", message 1"),
+        ({"messages": [ASK, {"role": "assistant", "tool_calls": "x"}]}, ", message 2"),
+        ({"messages": [SAID]}, ""),
+    ],
+)
+def test_both_suites_refuse_a_line_by_its_place(
+    kind: SuiteKind[Any], task: Any, row: dict[str, Any], place: str, tmp_path: Path
+) -> None:
+    with pytest.raises(EvaluationDataError) as caught:
+        laid_out(kind, task, tmp_path, lines(SOUND, row))
+    assert caught.value.where == f"{tmp_path / 'logs.jsonl'}, line 2{place}"
+
+
+@both_suites
+def test_both_suites_take_what_logs_may_have(
+    kind: SuiteKind[Any], task: Any, tmp_path: Path
+) -> None:
+    parallel = call({"a": 1}, '{"a": 2}', None, "")
+    row = {"messages": [ASK, parallel, RESULT, RESULT, SAID, ASK], "tools": [TOOL["function"]]}
+    _, notes = laid_out(kind, task, tmp_path, lines(SOUND, row))
+    assert not notes
+    laid = [row for _, row in read_rows(tmp_path / TEXTS)]
+    called = [m["tool_calls"] for row in laid for m in row["messages"] if "tool_calls" in m]
+    arguments = [[each["function"]["arguments"] for each in calls] for calls in called]
+    assert arguments == [['{"a": 1}', '{"a": 2}', "{}", "{}"]]
+    assert all(row["tools"] == [TOOL] for row in laid if "tools" in row)
+
+
+@both_suites
+def test_line_ends_and_marks_of_windows_change_nothing(
+    kind: SuiteKind[Any], task: Any, tmp_path: Path
+) -> None:
+    content = lines(SOUND, {"messages": [ASK]})
+    plain, _ = laid_out(kind, task, tmp_path, content)
+    windows = b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n")
+    assert laid_out(kind, task, tmp_path, windows)[0] == plain
+
+
+@both_suites
+def test_a_log_in_utf_16_is_refused_by_its_file(
+    kind: SuiteKind[Any], task: Any, tmp_path: Path
+) -> None:
+    content = lines(SOUND).decode().encode("utf-16")
+    with pytest.raises(EvaluationDataError) as caught:
+        laid_out(kind, task, tmp_path, content)
+    assert caught.value.where == str(tmp_path / "logs.jsonl")
+
+
+@both_suites
+def test_a_session_of_a_million_tokens_is_kept_once(
+    kind: SuiteKind[Any], task: Any, tmp_path: Path
+) -> None:
+    """Its 300 turns have what is before them in common."""
+    said = "the quick brown fox jumps " * 700
+    messages = [message for _ in range(300) for message in ({**ASK, "content": said}, SAID)]
+    content = lines({"messages": [*messages, ASK]}, {"messages": [ASK]})
+    questions, _ = laid_out(kind, task, tmp_path, content)
+    assert len(questions) == (2 if isinstance(kind, Fidelity) else 302)
+    assert (tmp_path / TEXTS).stat().st_size < 1.1 * len(content)
+
+
+def test_turns_of_a_session_share_a_beginning_by_their_own_lines_only() -> None:
+    """Equal turns of several lines are one; what was told otherwise is another chain."""
+    other = {"role": "user", "content": "Another."}
+    turns, _ = read(
+        {"session": "s", "messages": [ASK, SAID, ASK]},
+        {"session": "s", "messages": [ASK, SAID, other, SAID, ASK]},
+        {"session": "t", "messages": [ASK, SAID, ASK]},
+    )
+    assert [(turn.session, turn.number, turn.after) for turn in turns] == [
+        ("s", 0, None),
+        ("s", 1, 0),
+        ("s", 2, 0),
+        ("s", 3, 2),
+        ("t", 0, None),
+        ("t", 1, 0),
+    ]
+    assert turns[0].digest == turns[4].digest
+    assert turns[1].digest == turns[5].digest
+    assert len({turn.digest for turn in turns}) == 4
+
+
+def test_a_null_session_is_none() -> None:
+    turns, _ = read(*({"session": None, "id": None, "messages": [ASK]} for _ in range(2)))
+    assert [turn.session for turn in turns] == ["session/0", "session/1"]
 
 
 def test_each_place_at_which_the_assistant_writes_is_a_turn() -> None:

@@ -14,7 +14,7 @@ from eval_gates.answer_validity import check_answers
 from eval_gates.ask import Client
 from eval_gates.prompt_scores import ScoredToken, thought_end
 from eval_gates.rows import Answer, Asked, Question, Reply
-from eval_gates.suites.chat_logs import read_chat_row
+from eval_gates.suites.chat_logs import read_conversation
 from eval_gates.suites.fidelity import Fidelity, FidelityTask
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder
@@ -214,5 +214,5 @@ def test_a_changed_file_is_found(tmp_path: Path) -> None:
 )
 def test_lines_that_are_no_conversations(row: dict[str, Any]) -> None:
     with pytest.raises(EvaluationDataError) as caught:
-        read_chat_row(row, "logs.jsonl, line 1")
-    assert caught.value.where == "logs.jsonl, line 1"
+        read_conversation(row, "logs.jsonl, line 1", [])
+    assert str(caught.value.where).startswith("logs.jsonl, line 1")
