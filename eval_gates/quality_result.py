@@ -15,6 +15,9 @@ from prepare.record import Record
 KEPT_SHARE = "kept_share"
 """Metric of conversations: the share of the baseline's tokens that an arm would write, too."""
 
+SAME_DECISION = "same_decision"
+"""Metric of agents' turns: the share that decides as the baseline's first start."""
+
 
 class NoiseFloor(Record):
     """Changes by serving alone, from a repeated baseline: greedy is not bit-stable."""

@@ -17,7 +17,7 @@ from pathlib import Path
 PRODUCT = ("prepare", "pipeline", "recipes", "eval_gates", "artifacts")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 CEILINGS = {
-    "tokens": 338_000,
+    "tokens": 352_000,
     "own_names_imported_per_file": 12.1,
     "classes": 495,
     "tuple_assignments": 0,

@@ -6,12 +6,14 @@ See https://plotly.com/javascript/reference/. Colors are CSS variables.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from artifacts.run_record import RunReport, VariantReport
+from eval_gates.depth import DepthReport
 from eval_gates.gate_result import SCORE, GateResult, format_percent, format_points
-from eval_gates.quality_result import QualityResult
+from eval_gates.quality_result import SAME_DECISION, GroupReport, QualityResult
 from eval_gates.speed.report import SpeedGateResult
 from prepare.escape import html_text
 from recipes.catalog import BASELINE
@@ -96,26 +98,19 @@ def gate_figure(number: int, variant: VariantReport) -> Figure | None:
     )
 
 
-def depth_figures(number: int, variant: VariantReport) -> list[Figure]:
-    """Return a curve of both sides' scores by depth, for each suite that has several depths."""
-    return [
-        _depth_figure(f"figure-depth-{number}-{place}", variant.recipe, gate)
-        for place, gate in enumerate(variant.quality)
-        if len(gate.depths) > 1
-    ]
+def curve_figures(number: int, variant: VariantReport) -> list[Figure]:
+    """Return both sides' scores by depth and by number of tools, for each suite that has these."""
+    figures = []
+    for place, gate in enumerate(variant.quality):
+        name = f"{number}-{place}"
+        if len(gate.depths) > 1:
+            figures.append(_depth_figure(f"figure-depth-{name}", variant.recipe, gate))
+        if gate.metric == SAME_DECISION and gate.groups:
+            figures.append(_tools_figure(f"figure-tools-{name}", variant.recipe, gate))
+    return figures
 
 
 def _depth_figure(name: str, recipe: str, gate: QualityResult) -> Figure:
-    places = [row.words for row in gate.depths]
-    sides = {
-        BASELINE: [100 * row.baseline for row in gate.depths],
-        recipe: [100 * row.candidate for row in gate.depths],
-    }
-    data = []
-    for side, scores in sides.items():
-        color = "var(--ink)" if side == BASELINE else "var(--series-1)"
-        curve = _marks(html_text(side), places, scores, color, 9, "circle")
-        data.append({**curve, "mode": "lines+markers"})
     rows: list[tuple[str, ...]] = [
         (
             row.words,
@@ -130,13 +125,53 @@ def _depth_figure(name: str, recipe: str, gate: QualityResult) -> Figure:
         name=name,
         title=f"{recipe}: {gate.name} by tokens before the answer",
         says="; ".join(f"{row[0]} tokens: {row[2]}, then {row[3]}" for row in rows),
-        data=data,
+        data=_both_sides(recipe, [row.words for row in gate.depths], gate.depths),
         layout={
             "xaxis": {**_axis("tokens before the answer"), "type": "category"},
             "yaxis": _axis("score, percent"),
         },
         table=Table(("tokens", "questions", BASELINE, recipe, "nats lost a token"), rows),
     )
+
+
+def _tools_figure(name: str, recipe: str, gate: QualityResult) -> Figure:
+    rows: list[tuple[str, ...]] = [
+        (
+            row.group,
+            f"{row.n:,}",
+            format_percent(row.baseline, 1),
+            format_percent(row.candidate, 1),
+            f"{row.flips:,}",
+        )
+        for row in gate.groups
+    ]
+    return Figure(
+        name=name,
+        title=f"{recipe}: {gate.name}, turns that decide as the baseline by number of tools",
+        says="; ".join(f"{row[0]}: {row[2]}, then {row[3]}" for row in rows),
+        data=_both_sides(recipe, [row.group for row in gate.groups], gate.groups),
+        layout={
+            "xaxis": {**_axis("tools in the request"), "type": "category"},
+            "yaxis": _axis("same decision, percent of turns"),
+        },
+        table=Table(("tools", "turns", BASELINE, recipe, "changed"), rows),
+    )
+
+
+def _both_sides(
+    recipe: str, places: list[str], rows: Sequence[DepthReport | GroupReport]
+) -> list[dict[str, Any]]:
+    """Return a curve of each side's scores, in percent."""
+    sides = {
+        BASELINE: [100 * row.baseline for row in rows],
+        recipe: [100 * row.candidate for row in rows],
+    }
+    data = []
+    for side, scores in sides.items():
+        color = "var(--ink)" if side == BASELINE else "var(--series-1)"
+        curve = _marks(html_text(side), places, scores, color, 9, "circle")
+        data.append({**curve, "mode": "lines+markers"})
+    return data
 
 
 def tradeoff_figures(report: RunReport, baseline_bytes: int | None) -> list[Figure]:

@@ -19,7 +19,7 @@ from artifacts.report.figures import (
     Figure,
     Table,
     concurrency_figure,
-    depth_figures,
+    curve_figures,
     gate_figure,
     tradeoff_figures,
 )
@@ -140,7 +140,7 @@ def run_page(evidence: ReportedRun) -> str:
     return _render(
         [
             *(s["figure"] for s in sections if s["figure"]),
-            *(figure for section in sections for figure in section["depths"]),
+            *(figure for section in sections for figure in section["curves"]),
             *tradeoff,
         ],
         title=f"{report.resolved.checkpoint}: {word}",
@@ -199,7 +199,7 @@ def variant_sections(evidence: ReportedRun) -> list[dict[str, Any]]:
                 "size": decimal(judged.weights_bytes) if judged and judged.weights_bytes else "",
                 "gates": gates,
                 "figure": gate_figure(number, judged) if judged else None,
-                "depths": depth_figures(number, judged) if judged else [],
+                "curves": curve_figures(number, judged) if judged else [],
                 "collected": [
                     f"{suite}: {format_percent(kept.result.score, 1)} of {kept.result.n} questions"
                     for suite, kept in collected

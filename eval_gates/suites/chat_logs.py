@@ -32,9 +32,7 @@ _HINT = "each line needs messages (as of OpenAI's chat API; tools, too) or promp
 _TURNS_HINT = "each line needs messages, as of OpenAI's chat API: texts, and calls of tools"
 
 
-def read_conversation(
-    row: Mapping[str, Any], place: str, remarks: list[str]
-) -> dict[str, Any]:
+def read_conversation(row: Mapping[str, Any], place: str, remarks: list[str]) -> dict[str, Any]:
     """Return what comes before a line's last answer, with its `tools`; or its `prompt`.
 
     A `document` is a text to summarize. What is read otherwise is added to `remarks`, with its

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from eval_gates.ask import PLAIN_SAMPLING, Client, Request
 from eval_gates.decisions import TurnDecision, kept_kinds, read_decision
 from eval_gates.prompt_scores import tokenize
-from eval_gates.quality_result import GroupReport, report_groups
+from eval_gates.quality_result import SAME_DECISION, GroupReport, report_groups
 from eval_gates.replies import choice_of, read_completion, remove_thoughts
 from eval_gates.reply_forms import clean
 from eval_gates.rows import Answer, Question, Reply, Score
@@ -202,7 +202,7 @@ class Decisions(SuiteKind[DecisionsTask]):
         return Score(score, prompt_sha256=read, unread=int(is_unread), own=own)
 
     def metric(self, task: DecisionsTask, laid_out: str | None) -> str:
-        return "same_decision"
+        return SAME_DECISION
 
     def chat_need(self, task: DecisionsTask) -> ChatNeed:
         return ChatNeed.TOOLS if task.form == "server" else ChatNeed.NONE
@@ -269,9 +269,7 @@ def carried_tools() -> Mapping[str, dict[str, Any]]:
     return {row["name"]: {"type": "function", "function": row} for row in rows}
 
 
-def _with_carried(
-    chat: Mapping[str, Any], carried: Mapping[str, dict[str, Any]]
-) -> dict[str, Any]:
+def _with_carried(chat: Mapping[str, Any], carried: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Return a conversation with the carried tools that it names."""
     tools = [carried[tool] if isinstance(tool, str) else tool for tool in chat.get("tools", ())]
     return chat_of(chat.get("messages", []), tools)

@@ -300,6 +300,8 @@ def _kind_gates(
         for kind, own in gates_of(gate.suite):
             if gate.family in own.margins:
                 sessions = gate.questions
+                if policy.undecided_supporting == "hold" and own.tier == "supporting":
+                    own = own.model_copy(update={"tier": "critical"})  # it must pass, too
                 yield DecisionGatePower(
                     gate.name,
                     gate_name(gate.name, kind, own),

@@ -295,9 +295,7 @@ SESSION = {
         {"role": "assistant", "content": "21 degrees."},
         {"role": "user", "content": "Thanks."},
     ],
-    "tools": [
-        {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
-    ],
+    "tools": [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}],
 }
 DECISION = """<tool_call>{"name": "find", "arguments": {"place": "Rome", "n": 1.0}}</tool_call>
 [find(place='Rome', n=1)] <function=find><parameter=place>Rome</parameter></function>

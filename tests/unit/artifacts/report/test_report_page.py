@@ -173,3 +173,31 @@ def test_ratios_over_requests_in_flight_are_one_curve_a_variant(
     (trace,) = curve["data"]
     assert trace["x"] == [1, 64, 256]
     assert trace["y"] == [1.48, 1.1, 0.93]
+
+
+@pytest.mark.parametrize("metric", ["same_decision", "acc"])
+def test_decisions_by_number_of_tools_are_a_curve(tmp_path: Path, metric: str) -> None:
+    shares = {"as logged": 0.96, "4 tools": 0.95, "16 tools": 0.9, "64 tools": 0.7}
+    groups = [
+        {
+            "group": name,
+            "is_subject": True,
+            "n": 60,
+            "baseline": 0.98,
+            "candidate": share,
+            "flips": round(60 * (0.98 - share)),
+        }
+        for name, share in shares.items()
+    ]
+    gate = gate_report(name="agents", metric=metric, groups=groups)
+    report = run_report(variants=[variant_report(recipe="awq-w4a16", gates=[gate])])
+    page = PageParts(run_page(ReportedRun(report, Store(tmp_path))))
+    curve = page.figures.get("figure-tools-0-0")
+    if metric != "same_decision":  # other suites' groups are no order
+        assert curve is None
+        return
+    assert curve is not None
+    baseline, variant = curve["data"]
+    assert variant["x"] == baseline["x"] == [*shares]
+    assert variant["y"] == [100 * share for share in shares.values()]
+    assert baseline["y"] == [98.0] * 4

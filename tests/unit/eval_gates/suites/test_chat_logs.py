@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from listener import Listener
 
-from eval_gates.suites.chat_logs import TEXTS, read_turns
 from eval_gates.rows import Question
+from eval_gates.suites.chat_logs import TEXTS, read_turns
 from eval_gates.suites.decision_task import DecisionsTask
 from eval_gates.suites.decisions import CARRIED_FILE, CARRIED_TOOLS, Decisions
 from eval_gates.suites.fidelity import Fidelity, FidelityTask
