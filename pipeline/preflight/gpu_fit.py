@@ -106,7 +106,8 @@ def answer(
     is_open = source.format is None or source.format.converter is not None
     recipes = [recipe for recipe in choices.recipes if is_open or recipe.name in adopted]
     known = choices.checkpoints
-    draft_bytes = read_draft_bytes(profile, settings, known) if profile else 0
+    draft = read_draft(profile, settings, known) if profile else None
+    draft_bytes = draft.weights_bytes if draft else 0
     site = Gpus.of(model, gpu, gpus, profile, context, draft_bytes, choices.kv_formats)
     weights = variants_of(source, [choices.baseline, *recipes], adopted)
     fixed = request.gpus_a_copy or (profile and profile.gpus_a_copy)
@@ -161,7 +162,8 @@ def spread_over_gpus(choices: Choice, settings: Settings) -> Choice:
         except CheckpointError:  # of unknown shape, or a demo that is not made yet
             pass
         else:
-            draft_bytes = read_draft_bytes(profile, settings, choices.checkpoints)
+            draft = read_draft(profile, settings, choices.checkpoints)
+            draft_bytes = draft.weights_bytes if draft else 0
             pairs = choices.kv_formats
             site = Gpus.of(
                 *(model, gpu, machine.gpus, profile), draft_bytes=draft_bytes, kv_formats=pairs
@@ -200,18 +202,20 @@ def read_source(choices: Choice, settings: Settings) -> Checkpoint:
     return _read(choices.reference, choices.profile, settings, choices.checkpoints)
 
 
-def read_draft_bytes(profile: ServingProfile, settings: Settings, known: Checkpoints) -> int:
-    """Return the bytes of the draft model's weights; 0 if none are found.
+def read_draft(
+    profile: ServingProfile, settings: Settings, known: Checkpoints
+) -> Checkpoint | None:
+    """Return the draft model; None if none is found.
 
     UsageError: an invalid checkpoint name.
     """
     reference = draft_reference(profile)
     if reference is None:
-        return 0
+        return None
     try:
-        return _read(reference, profile, settings, known).weights_bytes
+        return _read(reference, profile, settings, known)
     except CheckpointError:  # the download reports it
-        return 0
+        return None
 
 
 def _check_number(asked: int | None, gpus: int) -> None:

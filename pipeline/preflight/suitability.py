@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from prepare.errors import PrepareError, UsageError
 from recipes.catalog import BASELINE
@@ -14,10 +14,19 @@ from recipes.checkpoints.module_kind import (
     is_linear_weight,
     module_kind,
 )
-from recipes.checkpoints.unquantized_modules import CURE, decoder_layers, find_split, fused_name
+from recipes.checkpoints.unquantized_modules import (
+    CURE,
+    decoder_layers,
+    find_split,
+    fused_name,
+    pattern_of_set,
+)
 from recipes.checkpoints.variant_size import VariantWeights, find_undivided_rows
 from recipes.engines import find_engine
+from recipes.ignored_modules import is_ignored, to_expression
+from recipes.quantizers.preset import WithOtherSchemes
 from recipes.schema import Recipe, ServingProfile
+from recipes.weight_format import WeightFormat
 from recipes.weights.stored_formats import quantization_config
 
 
@@ -38,6 +47,19 @@ def find_loading_fault(
         where=f"{model.where}, key quantization_config",
         hint=f"{cure}; or serve it by an engine that loads it, and compare two endpoints: prepare "
         "gate (docs/how-to/gate-two-endpoints.md)",
+    )
+
+
+def find_drafting_fault(draft: Checkpoint, profile: ServingProfile) -> PrepareError | None:
+    """Return why the engine cannot draft with a model that others quantized."""
+    config = quantization_config(draft.config, draft.quantizer or {})
+    lack = find_engine(profile.engine).cannot_draft(config) if config else ""
+    if not lack:
+        return None
+    return UsageError(
+        lack,
+        where=f"profile {profile.name}, key speculative.model; {draft.where}",
+        hint="name a draft model in one format, or in 16 bits",
     )
 
 
@@ -160,38 +182,129 @@ def _shape_faults(
 def _format_faults(
     recipe: Recipe, weights: VariantWeights, unfit: str, where: str
 ) -> Iterator[PrepareError]:
-    """Yield the first fault: no modules, or a mixed fused set."""
-    quantization = recipe.quantization
-    for part in quantization.parts if weights.forms else ():
-        if not {*part.weight_formats} & {*weights.forms}:
-            yield UsageError(
-                f"{unfit}: no module gets the format '{part.weight_formats[0]}'",
-                where=where,
-                hint=f"correct the names in quantization.other_schemes: prepare show {recipe.name}",
-            )
-            return
+    """Yield the first fault of the recipe's formats: of their lists, or of a fused set."""
     forms = {
         tensor.name.removesuffix(WEIGHT): tensor.form
         for tensor in weights.tensors
         if is_linear_weight(tensor.name, tensor.tensor)
     }
+    faults = (
+        *_list_faults(recipe, weights, forms, unfit),
+        *_fused_faults(recipe, forms),
+        *_absent_faults(recipe, forms),
+    )
+    for what, hint in faults[:1]:
+        yield UsageError(what, where=where, hint=hint)
+
+
+def _list_faults(
+    recipe: Recipe,
+    weights: VariantWeights,
+    forms: Mapping[str, WeightFormat | None],
+    unfit: str,
+) -> Iterator[tuple[str, str]]:
+    """Yield faults, with their cure, of `other_schemes`."""
+    quantization = recipe.quantization
+    key = "quantization.other_schemes"
+    if not isinstance(quantization, WithOtherSchemes) or not quantization.others:
+        return
+    quantized = [name for name, form in forms.items() if form is not None]
+    for scheme, words in quantization.others.items():
+        for word in words:
+            if not any(is_ignored(module, [word]) for module in quantized):
+                yield (
+                    f"{unfit}: '{word}' of {scheme} matches no module that is quantized",
+                    f"correct or remove it in {key}: prepare show {recipe.name}",
+                )
+            elif unmatched := _find_prefixed(word, quantized):
+                yield (
+                    f"{unfit}: '{word}' of {scheme} matches '{unmatched}' from its beginning, and "
+                    "vLLM may put another one before it",
+                    f"begin the pattern with '*', or write the whole name, in {key}",
+                )
+    for module in quantized:
+        schemes = [n for n, words in quantization.others.items() if is_ignored(module, words)]
+        if len(schemes) > 1:
+            yield (
+                f"{unfit}: '{module}' is in the lists of {' and '.join(schemes)}",
+                f"name each module once in {key}: the quantizer keeps no order of lists",
+            )
+            break
+    for part in quantization.parts if weights.forms else ():
+        if not {*part.weight_formats} & {*weights.forms}:
+            yield (
+                f"{unfit}: no module gets the format '{part.weight_formats[0]}'",
+                f"correct the names in {key}: prepare show {recipe.name}",
+            )
+
+
+def _find_prefixed(word: str, modules: Collection[str]) -> str | None:
+    """Return a module that a pattern matches by its outermost name.
+
+    vLLM renames modules of models for images and text, and of targets only whole names.
+    """
+    if to_expression(word) is None:
+        return None
+    return next(
+        (
+            module
+            for module in modules
+            if not module.startswith(("model.layers.", "lm_head"))
+            and is_ignored(module, [word])
+            and not is_ignored(f"another.{module}", [word])
+        ),
+        None,
+    )
+
+
+def _fused_faults(
+    recipe: Recipe, forms: Mapping[str, WeightFormat | None]
+) -> Iterator[tuple[str, str]]:
+    """Yield faults, with their cure, of matrices that vLLM stores as one."""
     if split := find_split(forms):
-        yield UsageError(
+        yield (
             f"'{recipe.name}' gives '{split[0]}' and '{split[1]}' two formats, and vLLM would load "
             "both in that of the first",
-            where=where,
-            hint=f"change quantization.ignore or quantization.other_schemes: {CURE}",
+            f"change quantization.ignore or quantization.other_schemes: {CURE}; here "
+            f"'{pattern_of_set(split[0])}' is all of them",
         )
-        return
+    quantization = recipe.quantization
     part_of = quantization.part_of
     last = len(quantization.parts) - 1
     for name in (name for name, form in forms.items() if form is not None):
         fused = fused_name(name)
         if fused is not None and part_of(fused) not in (last, part_of(name)):
-            yield UsageError(
+            yield (
                 f"'{recipe.name}' gives '{name}' another format than '{fused}', by which vLLM "
                 "looks for it",
-                where=where,
-                hint="change quantization.other_schemes: name the modules of one scheme alone",
+                "change quantization.other_schemes: name the modules of one scheme alone",
             )
             return
+
+
+def _absent_faults(
+    recipe: Recipe, forms: Mapping[str, WeightFormat | None]
+) -> Iterator[tuple[str, str]]:
+    """Yield layers without v_proj whose list leaves it out (vLLM's issue 47473).
+
+    vLLM has a matrix of q, k and v there too, and finds its format by all three names.
+    """
+    part_of = recipe.quantization.part_of
+    for name, form in forms.items():
+        attention, _, leaf = name.rpartition(".")
+        absent = f"{attention}.v_proj"
+        if leaf != "k_proj" or absent in forms:
+            continue
+        hint = f"write '{pattern_of_set(name)}', which matches it"
+        if form is None:
+            yield (
+                f"'{recipe.name}' leaves '{name}' in 16 bits, and there is no '{absent}': vLLM "
+                "finds no single format for the three and ends (its issue 47473)",
+                "quantize these layers, with FP8_DYNAMIC in quantization.other_schemes: " + hint,
+            )
+        elif part_of(absent) != part_of(name):
+            yield (
+                f"'{recipe.name}' gives '{name}' another format than '{absent}', which is not "
+                "there, and vLLM looks for both (its issue 47473)",
+                hint + ", in quantization.other_schemes",
+            )

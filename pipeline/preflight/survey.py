@@ -15,7 +15,7 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.generation_settings import resolve_generation
 from pipeline.plan.resolved_options import Choice, registry_uri
-from pipeline.preflight.gpu_fit import read_draft_bytes, read_source
+from pipeline.preflight.gpu_fit import read_draft, read_source
 from pipeline.preflight.machine import (
     existing_folder,
     find_driver_fault,
@@ -24,6 +24,7 @@ from pipeline.preflight.machine import (
 )
 from pipeline.preflight.power import check_power
 from pipeline.preflight.preflight import Preflight
+from pipeline.preflight.suitability import find_drafting_fault
 from pipeline.preflight.tokenizer_faults import reading_faults
 from pipeline.stages import known_of
 from pipeline.stages.questions import QUESTIONS
@@ -90,9 +91,11 @@ def survey(
             faults.append(error)
     else:
         policy = resolve_generation(policy, source.generation)
-        drafted = read_draft_bytes(profile, settings, choices.checkpoints)
+        draft = read_draft(profile, settings, choices.checkpoints)
+        drafted = draft.weights_bytes if draft else 0
         preflight = Preflight(source, choices, machine, settings.store, made, drafted)
         faults += preflight.faults()
+        faults.append(find_drafting_fault(draft, profile) if draft else None)
         if not any(faults):
             kind = Accelerator(profile.accelerator)
             faults += reading_faults(source, choices.environments, kind, settings)

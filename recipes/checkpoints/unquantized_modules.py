@@ -12,6 +12,7 @@ from recipes.checkpoints.module_kind import (
     STACKED_EXPERTS,
     VISION,
     ModuleKind,
+    block_name,
     is_expert_stack,
     is_quantizable,
     is_tied,
@@ -47,6 +48,26 @@ def fused_name(module: str) -> str | None:
     if place is None or _EXPERT.match(module):
         return None
     return f"{parent}.{_TOGETHER[place]}"
+
+
+def pattern_of_set(module: str) -> str:
+    """Return an expression for the modules that vLLM fuses with this one, or for this one alone.
+
+    It matches with any prefix, and names that the checkpoint lacks, too.
+    """
+    if expert := _EXPERT.match(module):
+        return rf"re:(.*\.)?{re.escape(_below_prefix(expert[1]))}\..*$"
+    place, _, leaf = _below_prefix(module).rpartition(".")
+    siblings = next((siblings for siblings in SIBLINGS if leaf in siblings), (leaf,))
+    names = "|".join(map(re.escape, siblings))
+    above = rf"{re.escape(place)}\." if place else ""
+    return rf"re:(.*\.)?{above}({names})$"
+
+
+def _below_prefix(module: str) -> str:
+    """Return the name from its layer on: loaders put other names before it."""
+    block = block_name(f"{module}.")
+    return module[len(block) - len(".".join(block.split(".")[-2:])) :] if block else module
 
 
 def find_split(forms: Mapping[str, object]) -> tuple[str, str] | None:

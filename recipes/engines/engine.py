@@ -146,6 +146,10 @@ class Engine(Protocol):
         """Return why it cannot load weights with this `quantization_config`, or ''."""
         return ""
 
+    def cannot_draft(self, config: Mapping[str, Any]) -> str:
+        """Return why it cannot draft with weights of this `quantization_config`, or ''."""
+        return ""
+
     def lacks_experts(self, features: Collection[str], bits: int) -> str:
         """Return why it serves no experts of so many bits on such a CPU, or ''."""
         return ""

@@ -302,6 +302,12 @@ class Vllm(Engine):
     def cannot_load(self, config: Mapping[str, Any], accelerator: str) -> str:
         return find_obstacle(config, accelerator)
 
+    def cannot_draft(self, config: Mapping[str, Any]) -> str:
+        groups = config.get("config_groups")
+        if isinstance(groups, Mapping) and len(groups) > 1:
+            return "vLLM loads no draft model whose modules have several formats (its issue 49893)"
+        return ""
+
     def lacks_experts(self, features: Collection[str], bits: int) -> str:
         # From fused_moe/experts/cpu_moe.py of 0.32: integers and MXFP4 alike.
         if bits == 4 and "amx" not in features:

@@ -7,10 +7,11 @@ from typing import Literal
 from pydantic import Field
 
 from recipes.quantization import InGroups, Rounding, WithKvScales, groups_of
+from recipes.quantizers.preset import OTHERS_TOLD, EightBits, ModuleNames, WithOtherSchemes
 from recipes.weight_format import WeightFormat
 
 
-class AwqQuantization(InGroups, WithKvScales):
+class AwqQuantization(InGroups, WithOtherSchemes, WithKvScales):
     """Activation-aware weight quantization (arXiv 2306.00978) by llm-compressor."""
 
     kind: Literal["awq"]
@@ -21,6 +22,7 @@ class AwqQuantization(InGroups, WithKvScales):
     )
     # llm-compressor 0.14 divides by this less two.
     grid_points: int = Field(20, ge=3, le=1_000, description="candidate scales tried per layer")
+    other_schemes: dict[EightBits, ModuleNames] = Field(default={}, description=OTHERS_TOLD)
 
     @property
     def worker(self) -> str:
@@ -44,7 +46,8 @@ class AwqQuantization(InGroups, WithKvScales):
 
     def format_description(self, group_size: int | None) -> str:
         points = "" if self.symmetric else ", with zero points"
-        return f"{self.bits}-bit weights{groups_of(group_size)}{points}, 16-bit activations"
+        rest = f"{self.bits}-bit weights{groups_of(group_size)}{points}, 16-bit activations"
+        return rest + self.words_of_others
 
     @property
     def method_description(self) -> str:

@@ -7,10 +7,11 @@ from typing import Literal
 from pydantic import Field
 
 from recipes.quantization import InGroups, Rounding, WithKvScales, groups_of
+from recipes.quantizers.preset import OTHERS_TOLD, EightBits, ModuleNames, WithOtherSchemes
 from recipes.weight_format import WeightFormat
 
 
-class GptqQuantization(InGroups, WithKvScales):
+class GptqQuantization(InGroups, WithOtherSchemes, WithKvScales):
     """GPTQ (arXiv 2210.17323), optionally after SmoothQuant (arXiv 2211.10438)."""
 
     kind: Literal["gptq"]
@@ -27,6 +28,7 @@ class GptqQuantization(InGroups, WithKvScales):
     smoothing_strength: float | None = Field(
         None, ge=1e-6, lt=1, description="strength of SmoothQuant; not used when absent"
     )
+    other_schemes: dict[EightBits, ModuleNames] = Field(default={}, description=OTHERS_TOLD)
 
     @property
     def worker(self) -> str:
@@ -52,9 +54,10 @@ class GptqQuantization(InGroups, WithKvScales):
         return "compensated" if self.smoothing_strength is None else "rescaled"
 
     def format_description(self, group_size: int | None) -> str:
+        rest = "8-bit weights (one scale an output channel), 8-bit activations (one scale a token)"
         if self.scheme == "W4A16":
-            return f"4-bit weights, 16-bit activations{groups_of(group_size)}"
-        return "8-bit weights (one scale an output channel), 8-bit activations (one scale a token)"
+            rest = f"4-bit weights, 16-bit activations{groups_of(group_size)}"
+        return rest + self.words_of_others
 
     @property
     def method_description(self) -> str:

@@ -81,10 +81,12 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
 
 def group_size_of(spec: dict[str, Any], model: Any) -> int | None:
-    """Return the first size that divides all layers, else StageError."""
+    """Return the first size that divides all layers of the main format, else StageError."""
     import torch
 
-    ignore = spec["quantization"]["ignore"]
+    quantization = spec["quantization"]
+    lists = quantization["other_schemes"].values()
+    ignore = [*quantization["ignore"], *(word for words in lists for word in words)]
     columns = {
         module.in_features
         for name, module in model.named_modules()

@@ -113,16 +113,17 @@ def modifiers(quantization: dict[str, Any], model: Any, group_size: int | None) 
     from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
 
     common = {"ignore": quantization["ignore"], "kv_cache_scheme": kv_cache_scheme(quantization)}
+    # A named module's scheme precedes the one of its class, here and in vLLM.
+    groups = {
+        f"group_{number}": other_scheme(scheme, words)
+        for number, (scheme, words) in enumerate(quantization["other_schemes"].items())
+    }
+    rest = f"group_{len(groups)}"
     if quantization["kind"] == "preset":
-        # A named module's scheme precedes the one of its class, here and in vLLM.
-        others = {
-            scheme: [word if (to := to_expression(word)) is None else f"re:{to}" for word in words]
-            for scheme, words in quantization["other_schemes"].items()
-        }
-        scheme = {**others, quantization["scheme"]: ["Linear"]}
-        return [QuantizationModifier(scheme=scheme, **common)]
+        groups[rest] = preset_name_to_scheme(quantization["scheme"], ["Linear"])
+        return [QuantizationModifier(config_groups=groups, **common)]
     if quantization["kind"] == "awq":
-        groups = weights_in_groups(
+        groups[rest] = weights_in_groups(
             quantization["bits"],
             group_size,
             symmetric=quantization["symmetric"],
@@ -137,11 +138,33 @@ def modifiers(quantization: dict[str, Any], model: Any, group_size: int | None) 
     if strength is not None:
         mappings = smoothquant_mappings(model)
         smoothing.append(SmoothQuantModifier(smoothing_strength=strength, mappings=mappings))
-    groups = {"group_0": preset_name_to_scheme("W8A8", ["Linear"])}
-    if group_size is not None:
-        groups = weights_in_groups(4, group_size, symmetric=True)
+    groups[rest] = (
+        preset_name_to_scheme("W8A8", ["Linear"])
+        if group_size is None
+        else weights_in_groups(4, group_size, symmetric=True)
+    )
     gptq = GPTQModifier(dampening_frac=quantization["dampening"], config_groups=groups, **common)
     return [*smoothing, gptq]
+
+
+def other_scheme(scheme: str, words: Sequence[str]) -> Any:
+    """Return the library's scheme for the modules in a list of the recipe."""
+    from compressed_tensors.quantization import (
+        QuantizationArgs,
+        QuantizationScheme,
+        preset_name_to_scheme,
+    )
+
+    targets = [
+        word if (expression := to_expression(word)) is None else f"{EXPRESSION}{expression}"
+        for word in words
+    ]
+    if scheme != "W8A16":
+        return preset_name_to_scheme(scheme, targets)
+    weights = QuantizationArgs(
+        num_bits=8, type="int", symmetric=True, strategy="channel", observer=OBSERVERS["minmax"]
+    )
+    return QuantizationScheme(targets=targets, weights=weights, format="pack-quantized")
 
 
 def weights_in_groups(
@@ -150,8 +173,8 @@ def weights_in_groups(
     *,
     symmetric: bool,
     observer: str = OBSERVERS["minmax"],
-) -> dict[str, Any]:
-    """Return integer weights with scales by groups of columns."""
+) -> Any:
+    """Return a scheme of integer weights with scales by groups of columns."""
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
     weights = QuantizationArgs(
@@ -162,9 +185,7 @@ def weights_in_groups(
         group_size=group_size,
         observer=observer,
     )
-    return {
-        "group_0": QuantizationScheme(targets=["Linear"], weights=weights, format="pack-quantized")
-    }
+    return QuantizationScheme(targets=["Linear"], weights=weights, format="pack-quantized")
 
 
 def kv_cache_scheme(quantization: dict[str, Any]) -> Any:

@@ -1,7 +1,8 @@
-"""Presets of compressed-tensors, rounded to nearest."""
+"""Presets of compressed-tensors, rounded to nearest, and modules in another format."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -15,6 +16,10 @@ ModuleNames = Annotated[
     list[str], Field(min_length=1, max_length=2_000), AfterValidator(check_patterns)
 ]
 SchemeName = Literal["FP8_DYNAMIC", "FP8_BLOCK", "FP8", "NVFP4", "NVFP4A16", "MXFP4"]
+EightBits = Literal["FP8_DYNAMIC", "W8A16"]
+OTHERS_TOLD = (
+    "modules with another scheme, by that scheme: names, shell patterns, or 're:' expressions"
+)
 
 
 @dataclass(frozen=True)
@@ -65,10 +70,56 @@ SCHEMES = {
         "4-bit floats (MXFP4) in groups of 32 with a power of two as scale, weights and "
         "activations",
     ),
+    # One scale a row, where the library's preset of this name has groups of 128 columns, which do
+    # not divide every layer.
+    "W8A16": Scheme(
+        WeightFormat("pack-quantized", 8, "int", "channel"),
+        15.0,
+        "8-bit integers (one scale an output channel), 16-bit activations",
+    ),
 }
 
 
-class PresetQuantization(WithKvScales):
+class WithOtherSchemes(Quantization):
+    """Quantization by llm-compressor that may give modules another format than the rest.
+
+    A subclass declares `other_schemes`, a mapping of names in `SCHEMES` to lists of modules.
+    """
+
+    @property
+    def others(self) -> Mapping[str, list[str]]:
+        """Lists of modules by their scheme."""
+        others: Mapping[str, list[str]] = self.other_schemes  # type: ignore[attr-defined]
+        return others
+
+    @property
+    def parts(self) -> tuple[Quantization, ...]:
+        """The last one has the modules of no list."""
+        if not self.others:
+            return (self,)
+        rest = self.model_copy(update={"other_schemes": {}})
+        return (*map(self._part, self.others), rest)
+
+    def part_of(self, module: str) -> int:
+        """Implement :meth:`Quantization.part_of`."""
+        lists = list(self.others.values())
+        return next((n for n, words in enumerate(lists) if is_ignored(module, words)), len(lists))
+
+    def _part(self, scheme: str) -> Quantization:
+        # Not validated: W8A16 is no preset by itself.
+        part = PresetQuantization.model_construct(kind="preset", ignore=self.ignore)
+        return part.model_copy(update={"scheme": scheme, "calibration": self.calibration})
+
+    @property
+    def words_of_others(self) -> str:
+        """Their formats, for a model card."""
+        return "".join(
+            f"; in {', '.join(words)}: {SCHEMES[scheme].words}"
+            for scheme, words in self.others.items()
+        )
+
+
+class PresetQuantization(WithOtherSchemes, WithKvScales):
     """Presets of compressed-tensors by llm-compressor, with weights rounded to nearest."""
 
     kind: Literal["preset"]
@@ -78,10 +129,9 @@ class PresetQuantization(WithKvScales):
         "in groups of 16, calibrated. NVFP4A16: the same with 16-bit activations. MXFP4: 4-bit "
         "floats in groups of 32"
     )
-    other_schemes: dict[SchemeName, ModuleNames] = Field(
+    other_schemes: dict[SchemeName | Literal["W8A16"], ModuleNames] = Field(
         default={},
-        description="modules with another scheme, by that scheme: names, shell patterns, or 're:' "
-        "expressions; the first that matches counts",
+        description=f"{OTHERS_TOLD}. W8A16: 8-bit integers, one scale a row, 16-bit activations",
     )
     calibration: Calibration | None = Field(
         None,
@@ -99,20 +149,6 @@ class PresetQuantization(WithKvScales):
         return (SCHEMES[self.scheme].form,)
 
     @property
-    def parts(self) -> tuple[Quantization, ...]:
-        """The last one is of `scheme`."""
-        one = self.model_copy(update={"other_schemes": {}})
-        others = (one.model_copy(update={"scheme": name}) for name in self.other_schemes)
-        return (*others, one) if self.other_schemes else (self,)
-
-    def part_of(self, module: str) -> int:
-        """Implement :meth:`Quantization.part_of`."""
-        words = list(self.other_schemes.values())
-        return next(
-            (n for n, pattern in enumerate(words) if is_ignored(module, pattern)), len(words)
-        )
-
-    @property
     def is_streamed(self) -> bool:
         return self.calibration is None
 
@@ -125,11 +161,7 @@ class PresetQuantization(WithKvScales):
         return SCHEMES[self.scheme].floor_db
 
     def format_description(self, group_size: int | None) -> str:
-        others = "".join(
-            f"; in {', '.join(words)}: {SCHEMES[name].words}"
-            for name, words in self.other_schemes.items()
-        )
-        return SCHEMES[self.scheme].words + others
+        return SCHEMES[self.scheme].words + self.words_of_others
 
     @property
     def method_description(self) -> str:

@@ -20,6 +20,7 @@ from weight_comparer import comparer
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
+from pipeline.preflight.suitability import find_making_faults
 from pipeline.stages.check_weights import check_variant
 from pipeline.stages.context import advance
 from pipeline.stages.quantize import (
@@ -37,7 +38,8 @@ from recipes.catalog import load_recipe, recipe_names
 from recipes.checkpoints.checkpoint import Checkpoint, inspect_folder, read_folder
 from recipes.checkpoints.module_kind import module_kind
 from recipes.checkpoints.safetensors_header import TensorEntry
-from recipes.checkpoints.unquantized_modules import ignore_list
+from recipes.checkpoints.unquantized_modules import ignore_list, pattern_of_set
+from recipes.checkpoints.variant_size import variant_weights
 from recipes.checkpoints.weight_files import read_json
 from recipes.ignored_modules import is_ignored
 from recipes.quantization import AnyQuantization, Quantization
@@ -434,3 +436,64 @@ def test_experts_that_nobody_can_calibrate(workshop: Workshop) -> None:
     with pytest.raises(StageError, match="cannot calibrate the experts of JetMoe") as caught:
         workshop.quantize("jetmoe", "gptq-w4a16")
     assert "fp8-dynamic" in caught.value.hint
+
+
+EIGHT_BITS = {
+    "FP8_DYNAMIC": {"weight": ("F8_E4M3", (128, 128)), "weight_scale": ("BF16", (128, 1))},
+    "W8A16": {
+        "weight_packed": ("I32", (128, 32)),
+        "weight_scale": ("BF16", (128, 1)),
+        "weight_shape": ("I64", (2,)),
+    },
+}
+
+
+def recipe_with(folder: Path, name: str, **other_schemes: list[str]) -> str:
+    """The path of a recipe that gives some modules of a built-in one another format."""
+    file = folder / f"{'-'.join([name, *map(str.lower, other_schemes)])}.yaml"
+    own = {"name": file.stem, "extends": name, "quantization": {"other_schemes": other_schemes}}
+    file.write_text(json.dumps(own))
+    return str(file)
+
+
+@pytest.mark.parametrize("name", ["awq-w4a16", "gptq-w4a16", "int8-w8a8", "nvfp4"])
+@pytest.mark.parametrize("scheme", ["FP8_DYNAMIC", "W8A16"])
+def test_modules_in_another_format(workshop: Workshop, scheme: str, name: str) -> None:
+    """Attention of the first layer: what is written, what verification says, what it computes."""
+    file = recipe_with(workshop.folder, name, **{scheme: ["*.layers.0.self_attn.*"]})
+    variant = workshop.variant("llama", file)
+    assert stands_for(variant, QUERIES) == EIGHT_BITS[scheme]
+    assert stands_for(variant, "model.layers.1.self_attn.q_proj") == FORMATS[name]
+    assert set(stands_for(variant, "model.layers.0.mlp.up_proj")) == set(FORMATS[name])
+    assert verified_layers(workshop, variant) == 2 * 7
+    planned = variant_weights(
+        variant.source.tensors, load_recipe(file).quantization, variant.source.config
+    )
+    written = sum(tensor.size for tensor in variant.tensors.values())
+    assert planned.bytes == pytest.approx(written, rel=0.01)
+    output = str(variant.output)
+    found = json.loads(workshop.script("compare", str(workshop.folder / "llama"), output))
+    assert 0 < found[output] < DIFFERENCE[load_recipe(file).family]
+
+
+@pytest.mark.parametrize("name", ["awq-w4a16", "gptq-w4a16"])
+@pytest.mark.parametrize(
+    ("model", "module", "layers"),
+    [
+        ("qwen3_moe", "model.layers.0.mlp.experts.3.down_proj", 2 * (4 + 4 * 3)),
+        ("phi3", "model.layers.0.mlp.gate_up_proj", 2 * 4),
+        ("gemma4", "model.layers.1.self_attn.k_proj", 13),
+    ],
+)
+def test_a_fused_set_gets_another_format_as_a_whole(
+    workshop: Workshop, name: str, model: str, module: str, layers: int
+) -> None:
+    file = recipe_with(workshop.folder, name, FP8_DYNAMIC=[pattern_of_set(module)])
+    renamed = Path(file).rename(Path(file).with_name(f"{model}-{Path(file).name}"))
+    variant = workshop.variant(model, str(renamed))
+    weights = variant_weights(
+        variant.source.tensors, load_recipe(str(renamed)).quantization, variant.source.config
+    )
+    assert not list(find_making_faults(load_recipe(str(renamed)), variant.source, weights))
+    assert stands_for(variant, module)["weight"][0] == "F8_E4M3"
+    assert verified_layers(workshop, variant) == layers

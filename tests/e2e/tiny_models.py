@@ -2,7 +2,7 @@
 
 `python tiny_models.py make FOLDER TEXTS` writes FOLDER/llama, narrow (with layers of 72 columns),
 llama2 (the same with stored rotary frequencies), qwen2 and stablelm (with biases), gemma2 (with
-norms stored less one), gemma4 (a layer whose keys are its values), mixtral, qwen3_moe,
+norms stored less one), gemma4 (a layer whose keys are its values), mixtral, phi3, qwen3_moe,
 qwen3_next (a layer of linear attention, one of full), glm4_moe (a dense layer first),
 gpt_oss and jetmoe, and models of images and text (qwen2_5_vl, gemma3, mistral3), with a tokenizer
 trained on the texts.
@@ -99,6 +99,8 @@ def make(folder: Path, texts: Path) -> None:
         MistralConfig,
         MixtralConfig,
         MixtralForCausalLM,
+        Phi3Config,
+        Phi3ForCausalLM,
         PixtralVisionConfig,
         Qwen2_5_VLConfig,
         Qwen2_5_VLForConditionalGeneration,
@@ -133,6 +135,7 @@ def make(folder: Path, texts: Path) -> None:
             )
         ),
         "mixtral": MixtralForCausalLM(MixtralConfig(**SHAPE, **EXPERTS, num_local_experts=4)),
+        "phi3": Phi3ForCausalLM(Phi3Config(**SHAPE)),
         "qwen3_moe": Qwen3MoeForCausalLM(
             Qwen3MoeConfig(**SHAPE, **EXPERTS, num_experts=4, moe_intermediate_size=128)
         ),

@@ -35,6 +35,7 @@ from pipeline.plan.serving_profile import check_processor
 from pipeline.preflight.checkpoint_faults import find_missing_matrix
 from pipeline.preflight.machine import Machine
 from pipeline.preflight.preflight import Preflight
+from pipeline.preflight.suitability import find_drafting_fault
 from pipeline.preflight.survey import line
 from pipeline.run.model import run_model
 from pipeline.run.plan_report import forecast
@@ -47,7 +48,7 @@ from recipes.schema import Recipe
 
 LARGE = Machine(memory_bytes=10**13, free_disk_bytes=10**13)
 H100 = replace(LARGE, gpu="NVIDIA H100 80GB HBM3", gpus=1, compute_capability=9.0)
-FP8, AWQ = "fp8-dynamic", "awq-w4a16"
+FP8, AWQ, GPTQ = "fp8-dynamic", "awq-w4a16", "gptq-w4a16"
 SMALL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -66,6 +67,10 @@ def recipe_with(name: str, **changes: Any) -> Recipe:
     recipe = catalog.load_recipe(name)
     changed = recipe.quantization.model_copy(update=changes)
     return recipe.model_copy(update={"quantization": changed})
+
+
+def with_others(name: str, **other_schemes: list[str]) -> Recipe:
+    return recipe_with(name, other_schemes=other_schemes)
 
 
 def preflight(
@@ -106,7 +111,29 @@ GPT2 = {"h.0.attn.c_attn.weight": (64, 192), "h.0.mlp.c_fc.weight": (64, 256)}
 STACKED: Shapes = {"model.layers.0.mlp.experts.gate_up_proj": (4, 32, 64)}
 MTP: Shapes = dense(LLAMA_3_8B) | {"model.layers.32.eh_proj.weight": (4096, 8192)}
 PACKED: Shapes = dense(LLAMA_3_8B) | {"model.layers.0.mlp.up_proj.qweight": (512, 14336)}
+EXPERTS: Shapes = {
+    f"model.layers.0.mlp.experts.{expert}.{name}.weight": (128, 128)
+    for expert in range(2)
+    for name in ("gate_proj", "up_proj", "down_proj")
+}
+PREFIXED: Shapes = {f"language_model.{name}": shape for name, shape in dense(LLAMA_3_8B).items()}
+WITHOUT_VALUES: Shapes = {
+    name: shape for name, shape in dense(LLAMA_3_8B).items() if "0.self_attn.v_proj" not in name
+}
 TWO_FORMATS = {"other_schemes": {"FP8_DYNAMIC": ["*.v_proj"]}}
+
+
+@pytest.mark.parametrize(("groups", "is_refused"), [(1, False), (2, True)])
+def test_a_draft_model_in_several_formats_is_refused(groups: int, *, is_refused: bool) -> None:
+    config = quantized(
+        quant_method="compressed-tensors",
+        config_groups={f"group_{number}": {"targets": ["Linear"]} for number in range(groups)},
+    )
+    draft = source(LLAMA_3_8B | config, dense(LLAMA_3_8B))
+    fault = find_drafting_fault(draft, catalog.load_profile("h100"))
+    assert (fault is not None) == is_refused
+    if fault is not None:
+        assert "49893" in told([fault])
 
 
 @pytest.mark.parametrize(
@@ -152,7 +179,44 @@ TWO_FORMATS = {"other_schemes": {"FP8_DYNAMIC": ["*.v_proj"]}}
         ),
         (
             {"recipes": (recipe_with("nvfp4", other_schemes={"FP8_DYNAMIC": ["*.none"]}),)},
-            ["no module gets the format 'float-quantized"],
+            ["'*.none' of FP8_DYNAMIC matches no module"],
+        ),
+        (
+            {"recipes": (with_others(AWQ, FP8_DYNAMIC=["*.q_proj"]),)},
+            ["two formats, and vLLM would load", r"layers\.0\.self_attn\.(q_proj|k_proj|v_proj)$"],
+        ),
+        (
+            {"recipes": (with_others(GPTQ, W8A16=["*.experts.1.*"]),), "shapes": EXPERTS},
+            ["two formats, and vLLM would load", r"layers\.0\.mlp\.experts\..*$"],
+        ),
+        (
+            {"recipes": (with_others(GPTQ, W8A16=["*.down_proj"]),), "shapes": EXPERTS},
+            ["two formats, and vLLM would load", r"layers\.0\.mlp\.experts\..*$"],
+        ),
+        (
+            {"recipes": (with_others(AWQ, FP8_DYNAMIC=["*"]),)},
+            ["no module gets the format 'pack-quantized, 4-bit"],
+        ),
+        (
+            {"recipes": (with_others(AWQ, FP8_DYNAMIC=["*.layers.0.*"], W8A16=["*.down_proj"]),)},
+            ["'model.layers.0.mlp.down_proj' is in the lists of FP8_DYNAMIC and W8A16"],
+        ),
+        (
+            {"recipes": (with_others(AWQ, FP8_DYNAMIC=["language_model.*"]),), "shapes": PREFIXED},
+            ["from its beginning, and vLLM may put another one before it", "begin the pattern"],
+        ),
+        (
+            {
+                "recipes": (
+                    with_others(AWQ, W8A16=["*.0.self_attn.q_proj", "*.0.self_attn.k_proj"]),
+                ),
+                "shapes": WITHOUT_VALUES,
+            },
+            ["another format than 'model.layers.0.self_attn.v_proj', which is not there", "47473"],
+        ),
+        (
+            {"recipes": (recipe_with(AWQ, ignore=["*.self_attn.*"]),), "shapes": WITHOUT_VALUES},
+            ["leaves 'model.layers.0.self_attn.k_proj' in 16 bits", "47473"],
         ),
         (
             {"config": {"architectures": ["OPTForCausalLM"]}, "recipes": ("autoawq-w4a16",)},

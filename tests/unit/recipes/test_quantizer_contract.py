@@ -17,11 +17,17 @@ CALIBRATION = {"dataset": "builtin", "samples": 4, "max_tokens": 64}
 # Settings that decide over formats, floors or workers, of each kind.
 SETTINGS = {
     "autoawq": [{}, {"clip_search": True}],
-    "awq": [{}, {"bits": 8}, {"symmetric": True}, {"observer": "mse", "group_size": 256}],
+    "awq": [
+        *({}, {"bits": 8}, {"symmetric": True}, {"observer": "mse", "group_size": 256}),
+        {"other_schemes": {"FP8_DYNAMIC": ["*attn*"], "W8A16": ["*down*"]}},
+    ],
     "gptq": [
-        {"scheme": scheme, "smoothing_strength": strength}
-        for scheme in ("W4A16", "W8A8")
-        for strength in (None, 0.5)
+        *(
+            {"scheme": scheme, "smoothing_strength": strength}
+            for scheme in ("W4A16", "W8A8")
+            for strength in (None, 0.5)
+        ),
+        {"scheme": "W4A16", "other_schemes": {"W8A16": ["*attn*"]}},
     ],
     "preset": [
         {"scheme": "FP8_DYNAMIC", "calibration": None},
@@ -82,6 +88,32 @@ def test_parts_and_their_modules() -> None:
     assert schemes == ["FP8", "FP8_DYNAMIC", "NVFP4"]
     assert [part.weight_formats[0].bits for part in mixed.parts] == [8, 8, 4]
     assert not mixed.is_streamed
+
+
+@pytest.mark.parametrize("keys", [{"kind": "awq"}, {"kind": "gptq", "scheme": "W4A16"}])
+def test_awq_and_gptq_take_parts_of_8_bits(keys: dict[str, object]) -> None:
+    others = {"W8A16": ["*.q_proj"], "FP8_DYNAMIC": ["re:.*attn.*"]}
+    plain = quantizations.validate_python(keys | {"calibration": CALIBRATION})
+    mixed = quantizations.validate_python(
+        keys | {"calibration": CALIBRATION, "other_schemes": others}
+    )
+    forms = [
+        mixed.for_module(f"a.{name}").weight_formats
+        for name in ("attn.q_proj", "attn.k_proj", "mlp.up_proj")
+    ]
+    assert [form[0].name for form in forms] == [
+        "pack-quantized",
+        "float-quantized",
+        "pack-quantized",
+    ]
+    assert [form[0].bits for form in forms] == [8, 8, 4]
+    assert forms[2] == plain.weight_formats == mixed.weight_formats
+    assert mixed.rounding == plain.rounding  # AWQ rescales the other modules' columns, too
+    assert mixed.group_sizes == plain.group_sizes
+    with pytest.raises(ValidationError):
+        quantizations.validate_python(
+            keys | {"calibration": CALIBRATION, "other_schemes": {"NVFP4": ["*"]}}
+        )
 
 
 @every_example

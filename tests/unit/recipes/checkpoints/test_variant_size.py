@@ -94,6 +94,20 @@ def test_each_module_has_the_format_of_its_group() -> None:
     assert weights.label == "fp8, a scale a row and fp4, groups of 16"
 
 
+def test_groups_need_not_divide_modules_in_another_format() -> None:
+    tensors = {
+        f"model.layers.0.mlp.{name}.weight": TensorEntry("BF16", (64, columns), 0, 128 * columns)
+        for name, columns in (("up_proj", 64), ("down_proj", 72))
+    }
+    plain = load_recipe("awq-w4a16").quantization
+    mixed = plain.model_copy(update={"other_schemes": {"W8A16": ["*.down_proj"]}})
+    assert variant_weights(tensors, plain, {}).undivided == (72,)
+    weights = variant_weights(tensors, mixed, {})
+    assert weights.undivided == ()
+    assert [each.form.group for each in weights.tensors if each.form] == [64, None]
+    assert weights.tensors[1].bytes == 64 * 72 + 2 * 64 + 16
+
+
 @pytest.mark.parametrize("head", ["lm_head.weight", "language_model.lm_head.weight"])
 def test_a_tied_head_is_not_counted_whatever_is_before_its_name(head: str) -> None:
     tensors = {
