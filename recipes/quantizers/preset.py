@@ -107,7 +107,9 @@ class WithOtherSchemes(Quantization):
 
     def _part(self, scheme: str) -> Quantization:
         # Not validated: W8A16 is no preset by itself.
-        part = PresetQuantization.model_construct(kind="preset", ignore=self.ignore)
+        part = PresetQuantization.model_construct(
+            kind="preset", scheme="FP8_DYNAMIC", ignore=self.ignore
+        )
         return part.model_copy(update={"scheme": scheme, "calibration": self.calibration})
 
     @property
