@@ -217,7 +217,7 @@ class Decisions(SuiteKind[DecisionsTask]):
             "tools": [{"type": "function", "function": function}],
         }
 
-    def known_cluster(self, task: DecisionsTask) -> str | None:
+    def known_cluster(self, task: DecisionsTask, identity: QuestionSource) -> str | None:
         return task.cluster_by
 
     def fit(

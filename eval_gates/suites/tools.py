@@ -115,10 +115,10 @@ class Tools(TextKind[ToolsTask]):
             return FUNCTION_LISTS if is_all else None
         return super().count_clusters(suite, identity, folder)
 
-    def known_cluster(self, task: ToolsTask) -> str | None:
-        # Half of the live cases share their functions.
-        live = any(name.startswith("live_") for name in task.categories)
-        return "functions" if live or not task.categories else None
+    def known_cluster(self, task: ToolsTask, identity: QuestionSource) -> str | None:
+        # Half of BFCL's live cases share their functions; one's own requests to one model all do.
+        live = any(name.startswith("live_") for name in task.categories) or not task.categories
+        return "functions" if live and identity.kind == "packages" else None
 
     def known_questions(self, task: ToolsTask, order: QuestionOrder) -> list[Question]:
         """Return them without BFCL's words; its checker, too, is in `evaluate` only."""

@@ -40,7 +40,11 @@ def check_policy(request: ModelRequest, name: str, *, as_json: bool) -> None:
     from eval_gates.statistics.multiplicity import gate_level
     from pipeline.environments.environment import Accelerator, identity
     from pipeline.environments.settings import load_settings
-    from pipeline.plan.data_sources import SourceResolver, note_repeated_fields
+    from pipeline.plan.data_sources import (
+        SourceResolver,
+        check_known_clusters,
+        note_repeated_fields,
+    )
     from pipeline.plan.resolved_options import DEFAULT_RECIPES, check_margins
     from pipeline.plan.serving_profile import load_named_profile
     from pipeline.preflight.power import check_power, policy_power
@@ -70,7 +74,8 @@ def check_policy(request: ModelRequest, name: str, *, as_json: bool) -> None:
         level = gate_level(
             policy.alpha, policy.attempts, len(recipes), in_sequence=request.until_pass
         )
-        check_power(policy, recipes, counts, level, progress)
+        check_known_clusters(policy, sources, progress)
+        check_power(policy, recipes, counts, level)
         families = [recipe.family for recipe in recipes]
         power = policy_power(policy, recipes, counts, level) + speed_power(
             policy, served, level, families=families

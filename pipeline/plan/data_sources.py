@@ -216,31 +216,42 @@ def _reads_folder(suite: AnySuite) -> bool:
     return suite.data is None and "eval-data" in suite.sources
 
 
-def check_independence(
-    policy: Policy, progress: Progress, laid_out: Mapping[str, QuestionsResult] | None = None
-) -> None:
-    """Raise UsageError for a suite with several questions a passage.
+def check_known_clusters(policy: Policy, sources: SourceResolver, progress: Progress) -> None:
+    """Raise UsageError for a suite whose questions are known to share passages.
 
-    Known tasks are checked, or prepared questions by suite. Advisory suites, and suites with
-    clusters, are permitted.
+    Advisory suites, and suites with clusters, are permitted.
     """
     for name, suite in policy.suites.items():
-        field = kind_of(suite).known_cluster(suite)
-        if laid_out is not None:
-            field = laid_out[name].shared_text if name in laid_out else None
-        if field is None or suite.cluster_by is not None:
-            continue
-        what = (
-            f"the suite '{name}' has several questions with one '{field}', whose answers rise and "
-            "fall together; each would count as separate evidence"
+        identity = sources.suite(name, suite).identity
+        field = kind_of(suite).known_cluster(suite, identity)
+        if field is not None:
+            _refuse_shared(name, suite, field, progress)
+
+
+def check_laid_out_clusters(
+    policy: Policy, laid_out: Mapping[str, QuestionsResult], progress: Progress
+) -> None:
+    """Raise UsageError as :func:`check_known_clusters`, for questions that are laid out."""
+    for name, suite in policy.suites.items():
+        field = laid_out[name].shared_text if name in laid_out else None
+        if field is not None:
+            _refuse_shared(name, suite, field, progress)
+
+
+def _refuse_shared(name: str, suite: AnySuite, field: str, progress: Progress) -> None:
+    if suite.cluster_by is not None:
+        return
+    what = (
+        f"the suite '{name}' has several questions with one '{field}', whose answers rise and "
+        "fall together; each would count as separate evidence"
+    )
+    if suite.tier != "advisory":
+        raise UsageError(
+            what,
+            where=f"policy key suites.{name}.cluster_by",
+            hint=f"add 'cluster_by: {field}', and each {field} is one value",
         )
-        if suite.tier != "advisory":
-            raise UsageError(
-                what,
-                where=f"policy key suites.{name}.cluster_by",
-                hint=f"add 'cluster_by: {field}', and each {field} is one value",
-            )
-        progress.note(f"{what}; it is advisory, so this blocks nothing")
+    progress.note(f"{what}; it is advisory, so this blocks nothing")
 
 
 def note_repeated_fields(policy: Policy, sources: SourceResolver, progress: Progress) -> None:

@@ -19,12 +19,10 @@ from eval_gates.statistics.looks import min_unchanged_values, planned_looks
 from eval_gates.stopping import comparison_of
 from eval_gates.suites.decision_task import gates_of
 from eval_gates.suites.suite_kind import SuiteKind, kind_of
-from pipeline.plan.data_sources import check_independence
 from pipeline.preflight.chances import GatePower, chances, format_chance
 from pipeline.preflight.decision_power import DecisionGatePower, words_at_sessions
 from pipeline.stages.questions import QuestionsResult
 from prepare.errors import UsageError
-from prepare.events import Progress
 from recipes.policy import AnySuite, Policy
 from recipes.schema import Family, Recipe
 
@@ -97,14 +95,12 @@ def check_power(
     recipes: Sequence[Recipe],
     counts: Counts,
     level: float,
-    progress: Progress,
 ) -> None:
     """Refuse suites that cannot decide; advisory ones need not.
 
-    UsageError: a suite cannot pass a lossless variant, cannot tell it from guessing, or has several
-    questions on a passage. Critical ones must pass MIN_CHANCE of lossless variants.
+    UsageError: a suite cannot pass a lossless variant, or cannot tell it from guessing. Critical
+    ones must pass MIN_CHANCE of lossless variants.
     """
-    check_independence(policy, progress)
     refusals = [(g.suite.tier, g.refusal()) for g in _gates(policy, recipes, counts, level)]
     refusals += [(g.gate.tier, g.refusal()) for g in _kind_gates(policy, recipes, counts, level)]
     if (cost := policy.cost) is not None:
@@ -131,7 +127,6 @@ def check_counted(
     recipes: Sequence[Recipe],
     laid_out: Mapping[str, QuestionsResult],
     level: float,
-    progress: Progress,
 ) -> None:
     """Check suites that laying out counts; raises as check_power."""
     suites = {
@@ -142,7 +137,7 @@ def check_counted(
     if suites:
         counted = policy.model_copy(update={"suites": suites})
         counts = {name: laid_out[name].units for name in suites}
-        check_power(counted, recipes, counts, level, progress)
+        check_power(counted, recipes, counts, level)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from artifacts.registry import Registry
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
-from pipeline.plan.data_sources import SourceResolver
+from pipeline.plan.data_sources import SourceResolver, check_known_clusters
 from pipeline.plan.generation_settings import resolve_generation
 from pipeline.plan.resolved_options import Choice, registry_uri
 from pipeline.preflight.gpu_fit import read_draft, read_source
@@ -36,7 +36,7 @@ from prepare.errors import (
     RegistryError,
     UsageError,
 )
-from prepare.events import NullProgress, Progress
+from prepare.events import Progress
 from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.hub import bytes_to_download
 from recipes.checkpoints.reference import CheckpointReference
@@ -133,9 +133,8 @@ def _question_faults(
     yield from missing
     if not missing and not choices.asked.is_screening:  # without gates nothing is to be decided
         try:
-            check_power(
-                choices.policy, choices.recipes, sources.counts(policy), choices.level, progress
-            )
+            check_known_clusters(policy, sources, progress)
+            check_power(choices.policy, choices.recipes, sources.counts(policy), choices.level)
         except UsageError as fault:
             yield fault
 
@@ -150,7 +149,7 @@ def check_fitted(
     resolved = resolve_generation(choices.policy, checkpoint.generation)
     if fitted != resolved and not choices.asked.is_screening:
         counts = sources.counts(fitted)
-        check_power(fitted, choices.recipes, counts, choices.level, NullProgress())
+        check_power(fitted, choices.recipes, counts, choices.level)
 
 
 def _disk_faults(preflight: Preflight, choices: Choice) -> list[PrepareError]:

@@ -18,7 +18,7 @@ from pipeline.environments.definition import LOAD_GENERATOR
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
-from pipeline.plan.data_sources import SourceResolver
+from pipeline.plan.data_sources import SourceResolver, check_known_clusters
 from pipeline.plan.generation_settings import resolve_generation, with_lengths
 from pipeline.plan.plan import Arm, Plan
 from pipeline.plan.progress import PlanProgress
@@ -220,7 +220,8 @@ def plan_of(
         remeasured=find_gates(choice.asked.remeasure, policy, None),
     ).build()
     counts = sources.counts(policy)
-    check_power(policy, (candidate.recipe,), counts, plan.trial.level, progress)
+    check_known_clusters(policy, sources, progress)
+    check_power(policy, (candidate.recipe,), counts, plan.trial.level)
     AttemptLedger(settings.open_store()).check_allowed(plan.trial)
     return plan
 

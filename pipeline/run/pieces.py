@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from artifacts.run_record import report_judged, report_unjudged
 from eval_gates.suites.suite_kind import kind_of
-from pipeline.plan.data_sources import check_independence
+from pipeline.plan.data_sources import check_laid_out_clusters
 from pipeline.plan.plan import Arm
 from pipeline.plan.progress import PlanProgress
 from pipeline.preflight.power import check_counted
@@ -145,10 +145,10 @@ class Pieces:
         }
         records = {name: self.state.find(spec) for name, spec in stages.items() if spec}
         laid_out = {name: QUESTIONS.result_of(record) for name, record in records.items() if record}
-        check_independence(self._plan.policy, self.run.progress, laid_out)
+        check_laid_out_clusters(self._plan.policy, laid_out, self.run.progress)
         recipes = [variant.recipe for variant in self._plan.variants]
         level = self._plan.trial.level
-        check_counted(self._plan.policy, recipes, laid_out, level, self.run.progress)
+        check_counted(self._plan.policy, recipes, laid_out, level)
         if self._plan.baseline.recorded is not None:
             compare_prompts(self.state, self.run)
         if not all(arm.is_ours for arm in self._plan.variants):

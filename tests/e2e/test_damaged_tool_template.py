@@ -60,14 +60,13 @@ def write_cases(folder: Path) -> Path:
     city = {"type": "string", "description": "Name of the city."}
     parameters = {"type": "dict", "required": ["city"], "properties": {"city": city}}
     asks = {"get_weather": "How is the weather in {} today?", "get_time": "What time is it in {}?"}
-    # Cases with the same functions would be one value.
+    functions = [
+        {"name": name, "description": f"{name}.", "parameters": parameters} for name in asks
+    ]
     rows = [
         {
             "question": asked.format(place),
-            "function": [
-                {"name": each, "description": f"As of {place}, {name}.", "parameters": parameters}
-                for each in asks
-            ],
+            "function": functions,
             "ground_truth": [{name: {"city": [place]}}],
         }
         for place in CITIES

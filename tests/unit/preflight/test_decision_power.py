@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from listener import Listener
 
 from eval_gates.decision_gate import judge_decisions
 from eval_gates.decisions import keeps
@@ -76,7 +75,7 @@ def test_a_supporting_gate_tells_what_it_fails(kind: str) -> None:
 def test_without_a_count_nothing_is_claimed(kind: str) -> None:
     gate = power_of(policy_of(kind), None)
     assert (gate.passes, gate.units) == (None, None)
-    check_power(policy_of(kind), RECIPES, {"agents": None}, LEVEL, Listener())
+    check_power(policy_of(kind), RECIPES, {"agents": None}, LEVEL)
 
 
 def unchanged(sessions: int, kind: str) -> list[Answer]:
@@ -98,15 +97,15 @@ def test_the_fewest_sessions_are_those_of_the_gate(kind: str) -> None:
         rows = unchanged(sessions, kind)
         (result,) = judge_decisions("agents", suite, "fp8", LEVEL, rows, rows)
         assert result.verdict == verdict
-    check_power(policy, RECIPES, {"agents": least}, LEVEL, Listener())
+    check_power(policy, RECIPES, {"agents": least}, LEVEL)
     with pytest.raises(UsageError) as caught:
-        check_power(policy, RECIPES, {"agents": least - 1}, LEVEL, Listener())
+        check_power(policy, RECIPES, {"agents": least - 1}, LEVEL)
     assert caught.value.where == "policy key suites.agents, margins of fp8"
     supporting = policy_of(kind, sessions=1.0, tier="supporting")
-    check_power(supporting, RECIPES, {"agents": least - 1}, LEVEL, Listener())
+    check_power(supporting, RECIPES, {"agents": least - 1}, LEVEL)
     held = supporting.model_copy(update={"undecided_supporting": "hold"})
     with pytest.raises(UsageError):
-        check_power(held, RECIPES, {"agents": least - 1}, LEVEL, Listener())
+        check_power(held, RECIPES, {"agents": least - 1}, LEVEL)
 
 
 def replay(sessions: int, loss: float, runs: int = 80) -> tuple[float, float]:

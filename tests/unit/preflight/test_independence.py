@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from listener import Listener
 
 from eval_gates.suites.lm_eval_suite import known_tasks
-from pipeline.plan.data_sources import check_independence
+from pipeline.plan.data_sources import (
+    SourceResolver,
+    check_known_clusters,
+    check_laid_out_clusters,
+)
 from pipeline.stages.questions import QuestionsResult
+from prepare.digest import FileDigests
 from prepare.errors import UsageError
 from recipes.policy import Policy
 
@@ -30,34 +37,57 @@ def policy(**suite: Any) -> Policy:
     )
 
 
+def check(policy: Policy, folder: Path, listener: Listener, eval_data: Path | None = None) -> None:
+    digests = FileDigests(folder / "digests.json")
+    check_known_clusters(policy, SourceResolver(eval_data, "e", digests, listener), listener)
+
+
 CLUSTERED_TASKS = {
     name: task["cluster"] for name, task in known_tasks().items() if "cluster" in task
 }
 
 
 @pytest.mark.parametrize("task", CLUSTERED_TASKS)
-def test_a_task_with_passages_is_refused_by_name(task: str) -> None:
+def test_a_task_with_passages_is_refused_by_name(task: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        check_independence(policy(task=task), Listener())
+        check(policy(task=task), tmp_path, Listener())
     assert caught.value.where == "policy key suites.mine.cluster_by"
     assert f"'cluster_by: {CLUSTERED_TASKS[task]}'" in caught.value.hint
 
 
 @pytest.mark.parametrize("mended", [{"cluster_by": "passage"}])
-def test_what_mends_it(mended: dict[str, str]) -> None:
+def test_what_mends_it(mended: dict[str, str], tmp_path: Path) -> None:
     listener = Listener()
-    check_independence(policy(**mended), listener)
-    check_independence(policy(**mended), listener, {"mine": laid_out("passage")})
+    check(policy(**mended), tmp_path, listener)
+    check_laid_out_clusters(policy(**mended), {"mine": laid_out("passage")}, listener)
     assert listener.notes == []
 
 
 def test_texts_in_common_are_seen_in_the_questions_too() -> None:
     with pytest.raises(UsageError, match="one 'story'"):
-        check_independence(policy(task="tales"), Listener(), {"mine": laid_out("story")})
-    check_independence(policy(task="tales"), Listener(), {"mine": laid_out(None)})
+        check_laid_out_clusters(policy(task="tales"), {"mine": laid_out("story")}, Listener())
+    check_laid_out_clusters(policy(task="tales"), {"mine": laid_out(None)}, Listener())
 
 
-def test_an_advisory_suite_gets_a_note() -> None:
+def test_an_advisory_suite_gets_a_note(tmp_path: Path) -> None:
     listener = Listener()
-    check_independence(policy(tier="advisory"), listener)
+    check(policy(tier="advisory"), tmp_path, listener)
     assert "advisory" in listener.notes[0]
+
+
+def test_own_requests_to_one_set_of_functions_are_evidence_each(tmp_path: Path) -> None:
+    function = {"name": "find", "description": "Find.", "parameters": {"type": "dict"}}
+    rows = [
+        {"question": f"Find {place}.", "function": [function], "ground_truth": [{"find": {}}]}
+        for place in ("Oslo", "Lima", "Rome")
+    ]
+    (tmp_path / "own").mkdir()
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "own" / "tools_test.jsonl").write_text(text)
+    tools = {"kind": "tools", "margins": {"fp8": 0.1}}
+    agents = Policy.model_validate({"name": "p", "summary": "s", "suites": {"mine": tools}})
+    listener = Listener()
+    check(agents, tmp_path, listener, tmp_path / "own")
+    assert listener.notes == []
+    with pytest.raises(UsageError, match="one 'functions'"):  # BFCL's own
+        check(agents, tmp_path, listener)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from listener import Listener
 
 from eval_gates.speed.rules import SpeedRule
 from eval_gates.statistics.comparison import Comparison
@@ -85,7 +84,7 @@ def test_carried_policies_pass_their_usual_variants(name: str, least: float) -> 
         assert usual >= least
         assert passes is not None
         assert passes >= usual
-    check_power(policy, BOTH, counts, level_of(policy, 2), Listener())
+    check_power(policy, BOTH, counts, level_of(policy, 2))
 
 
 def made(**suite: Any) -> Policy:
@@ -108,29 +107,29 @@ def made(**suite: Any) -> Policy:
 def test_hopeless_suites_are_refused(suite: dict[str, Any], available: int, words: str) -> None:
     counts = {"mmlu": available, "code": 164}
     with pytest.raises(UsageError, match=words) as caught:
-        check_power(made(**suite), FP8, counts, 0.05, Listener())
+        check_power(made(**suite), FP8, counts, 0.05)
     assert caught.value.where == "policy key suites.mmlu.margins.fp8"
-    check_power(made(**suite, tier="advisory"), FP8, counts, 0.05, Listener())
+    check_power(made(**suite, tier="advisory"), FP8, counts, 0.05)
 
 
 @pytest.mark.parametrize("available", [499, 500, None])
 def test_a_cost_without_enough_problems_is_refused(available: int | None) -> None:
     policy, counts = load_policy("reasoning"), {"gsm8k": available, "mmlu_pro": 3000}
     if available != 499:
-        check_power(policy, FP8, counts, level_of(policy, 1), Listener())
+        check_power(policy, FP8, counts, level_of(policy, 1))
         return
     with pytest.raises(UsageError, match="the cost of 'gsm8k' cannot be decided"):
-        check_power(policy, FP8, counts, level_of(policy, 1), Listener())
+        check_power(policy, FP8, counts, level_of(policy, 1))
     assert policy.cost is not None
     cost = policy.cost.model_copy(update={"tier": "advisory"})
     with_cost = policy.model_copy(update={"cost": cost})
-    check_power(with_cost, FP8, counts, level_of(policy, 1), Listener())
+    check_power(with_cost, FP8, counts, level_of(policy, 1))
 
 
 def test_a_supporting_suite_may_be_unlikely_to_pass() -> None:
     suite = {"usual": {"fp8": {"flips": 0.3}}, "tier": "supporting"}
     policy, counts = made(**suite), {"mmlu": 400, "code": 164}
-    check_power(policy, FP8, counts, level_of(policy, 1), Listener())
+    check_power(policy, FP8, counts, level_of(policy, 1))
     gate = policy_power(policy, FP8, counts, level_of(policy, 1))[0]
     assert "fails" in gate.words
     assert gate.passes is not None
@@ -149,7 +148,7 @@ def test_tiny_chances_have_no_number() -> None:
 
 def test_an_unknown_number_is_told_later() -> None:
     policy, counts = made(), {"mmlu": None, "code": 164}
-    check_power(policy, FP8, counts, level_of(policy, 1), Listener())
+    check_power(policy, FP8, counts, level_of(policy, 1))
     gate = policy_power(policy, FP8, counts, level_of(policy, 1))[0]
     assert (gate.units, gate.passes) == (None, None)
     assert joint_power([gate]) == {"fp8": (None, None)}
