@@ -15,6 +15,8 @@ from recipes.engines.vllm import Vllm
 from recipes.weights.kv_scales import check_cache
 
 VLLM = Vllm()
+RECORDED = json.loads((Path(__file__).parent / "vllm_reports.json").read_text())
+"""By version and format, what vLLM's objects told: `tests/e2e/test_kv_objects.py` wrote it."""
 KEYS = "model.layers.{}.self_attn.k_scale"
 
 
@@ -63,6 +65,32 @@ def test_what_is_told(layers: list[dict[str, Any]], form: str, scales: str) -> N
         "kv_scales": scales,
         "attention": "FLASH_ATTN",
     }
+
+
+@pytest.mark.parametrize("version", ["0.26.0", "0.32.0", "0.33.0"])
+@pytest.mark.parametrize(
+    ("asked", "form", "scales"),
+    [
+        ("auto", "bfloat16", "none"),
+        ("bfloat16", "bfloat16", "none"),
+        ("fp8", "fp8", "keys 0.5 to 0.5 and values 0.25 to 0.25"),
+        ("fp8_e4m3", "fp8_e4m3", "1.0"),
+        ("fp8_per_token_head", "fp8_per_token_head", "of each token and head"),
+        ("int8_per_token_head", "int8_per_token_head", "of each token and head"),
+    ],
+)
+def test_each_version_of_the_engine_is_read(
+    version: str, asked: str, form: str, scales: str
+) -> None:
+    told = KvReport.model_validate(RECORDED[version][asked])
+    facts = told.facts()
+    assert told.version == version
+    assert told.has_format(asked) or asked == "auto"
+    assert (facts["kv_cache"], facts["kv_scales"]) == (form, scales)
+    # 2 layers, 2 heads of 64, keys and values; a version may store scales with the values
+    values = 2 * 2 * 64 * 2
+    plain = 2.0 * values if form == "bfloat16" else 1.0 * values
+    assert plain <= float(facts["kv_bytes_a_token"]) <= 1.1 * plain
 
 
 class TestReports:
