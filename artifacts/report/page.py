@@ -27,6 +27,7 @@ from artifacts.report.reported_run import ReportedRun
 from artifacts.requests import without_password
 from artifacts.run_record import RunReport
 from eval_gates.gate_result import format_percent
+from eval_gates.quality_result import KEPT_SHARE
 from pipeline.stages.adopt import ADOPT
 from pipeline.stages.check_weights import CHECK_WEIGHTS
 from pipeline.stages.quantize import QUANTIZE
@@ -38,6 +39,18 @@ from prepare.escape import make_visible
 from recipes.catalog import BASELINE
 
 Facts = dict[str, str]
+PAIR_FACTS = ("kv_cache", "kv_bytes_a_token", "kv_cache_tokens")
+PAIR_COLUMNS = (
+    "pair",
+    "weights",
+    "KV cache",
+    "bytes a token",
+    "KV tokens",
+    "tokens kept",
+    "nats a token lost",
+    "gates passed",
+    "verdict",
+)
 
 
 def run_facts(evidence: ReportedRun) -> Facts:
@@ -113,6 +126,32 @@ def screened_table(report: RunReport) -> Table | None:
     return Table(tuple(rows[0]), [tuple(row.values()) for row in rows])
 
 
+def pairs_table(evidence: ReportedRun) -> Table | None:
+    """Return the gated pairs of weights and KV cache (`--kv`), if any."""
+    if not getattr(evidence.report.request, "kv", ()):
+        return None
+    rows = []
+    for variant in evidence.report.variants:
+        served = evidence.kept(SANITY, variant.recipe)
+        told = (served.result.server.__pydantic_extra__ or {}) if served is not None else {}
+        kept = next((gate for gate in variant.quality if gate.metric == KEPT_SHARE), None)
+        nats = kept.nats if kept is not None else None
+        blocking = [gate for gate in variant.gates if gate.tier != "advisory"]
+        passed = sum(gate.verdict == "pass" for gate in blocking)
+        rows.append(
+            (
+                variant.recipe,
+                decimal(variant.weights_bytes) if variant.weights_bytes else "-",
+                *(_text(told.get(fact)) for fact in PAIR_FACTS),
+                format_percent(kept.candidate, 1) if kept is not None else "-",
+                f"{nats.mean:.3f}" if nats is not None else "-",
+                f"{passed} of {len(blocking)}",
+                run_outcome.verdict_word(variant),
+            )
+        )
+    return Table(PAIR_COLUMNS, rows, text=frozenset({0, 2, 8}))
+
+
 def policies_as_json(evidence: ReportedRun) -> dict[str, str]:
     """Return the judged variants' policies without duplicates."""
     recipes_of: dict[str, list[str]] = {}
@@ -150,6 +189,7 @@ def run_page(evidence: ReportedRun) -> str:
         sentence=run_outcome.headline(report),
         serving=run_outcome.side_lines(report),
         variants=sections,
+        pairs=pairs_table(evidence),
         screened=screened_table(report),
         screened_title=run_outcome.SCREENED,
         tradeoff=tradeoff,

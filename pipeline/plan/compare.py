@@ -14,7 +14,7 @@ from pipeline.stages.block import BlockParameters, LoadParameters
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
 from prepare.stage import StageSpec
-from recipes.engines.engine import KV_DTYPE
+from recipes.engines.engine import KV_DTYPE, kv_suffix
 from recipes.policy import Policy
 from recipes.schema import Family
 
@@ -63,12 +63,17 @@ def kv_dtype(arm: Arm) -> str:
     return str(arm.identity.serving.engine_arguments[KV_DTYPE])
 
 
+def part_name(arm: Arm, dtype: str) -> str:
+    """Return the name of the arm's weights with that KV cache; a pair of `--kv` has it already."""
+    return f"{arm.recipe.name.removesuffix(kv_suffix(kv_dtype(arm)))}{kv_suffix(dtype)}"
+
+
 def with_kv_dtype(arm: Arm, dtype: str, judged: StageSpec, suite: str) -> Arm:
     """Return the arm with this KV cache type, to answer the judged stage's conversations."""
     served = arm.identity.serving
     engine_arguments = {**served.engine_arguments, KV_DTYPE: dtype}
     arguments = replace(served, engine_arguments=engine_arguments)
-    name = f"{arm.recipe.name}.kv-{dtype.replace('_', '-')}"
+    name = part_name(arm, dtype)
     asked = arm.stages[suite]
     inputs = {r: i for r, i in asked.inputs.items() if r in ("weights", "questions")}
     answered = EVALUATE.spec(

@@ -28,7 +28,7 @@ from recipes.checkpoints.known_checkpoints import Checkpoints
 from recipes.checkpoints.reference import CheckpointReference, parse_reference
 from recipes.checkpoints.source_info import public_name
 from recipes.engines import find_engine
-from recipes.engines.engine import KV_DTYPE
+from recipes.engines.engine import KV_DTYPE, kv_suffix
 from recipes.policy import Policy
 from recipes.quantization import check_worker
 from recipes.quantizers.adopted import AdoptedQuantization
@@ -228,11 +228,6 @@ def read_kv_formats(asked: Sequence[str]) -> tuple[str, ...]:
             hint="give the engine's names, such as --kv fp8,auto",
         )
     return tuple(dict.fromkeys(words))
-
-
-def kv_suffix(kv_format: str) -> str:
-    """Return the end of the name of a variant with this KV cache."""
-    return f".kv-{kv_format.replace('_', '-')}"
 
 
 def with_kv_formats(recipe: Recipe, formats: Sequence[str]) -> dict[str, Recipe]:

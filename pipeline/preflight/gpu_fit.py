@@ -36,6 +36,7 @@ from recipes.checkpoints.reference import CheckpointReference
 from recipes.checkpoints.variant_size import VariantWeights
 from recipes.checkpoints.weight_files import are_other_weights
 from recipes.engine_arguments import DIVIDES_GPUS
+from recipes.engines import find_engine
 from recipes.schema import Recipe, ServingProfile
 
 OTHER_DIVISIONS = tuple(name for name in DIVIDES_GPUS if name != "tensor-parallel-size")
@@ -120,6 +121,11 @@ def answer(
     for recipe in recipes:
         if recipe.quantization.quantizes and recipe.name not in adopted:
             refused += find_making_faults(recipe, model.recipe_source, weights[recipe.name])
+    engine = find_engine(profile.engine if profile else choices.profile.engine)
+    for kv_format in dict.fromkeys(choices.kv_formats.values()):
+        if lack := engine.lacks_cache(kv_format, source.config, gpu.compute_capability):
+            hint = "leave the format out"
+            refused.append(UsageError(lack, where=f"--kv {kv_format}", hint=hint))
     for recipe in recipes:
         if lack := recipe.lacks_kernels_on(gpu.compute_capability):
             words = f"{recipe.name} {lack}, {gpu.name} has {gpu.compute_capability}"

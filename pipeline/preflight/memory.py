@@ -17,8 +17,9 @@ from recipes.catalog import GpuType
 from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.dequantized_source import dequantized, planned_weights
 from recipes.checkpoints.layers import (
-    ELEMENT_BYTES,
+    STORED,
     Layer,
+    Stored,
     UnknownLayersError,
     read_layers,
     sequence_bytes,
@@ -108,9 +109,9 @@ class EngineSettings:
     block_size: int  # tokens of a block of the cache
     held: int  # tokens in flight, which layers with a window store as well
     context: int | None
-    element_bytes: float  # of variants' cache
-    baseline_element_bytes: float
-    own_element_bytes: Mapping[str, float]  # of variants with another KV cache
+    stored: Stored  # of variants' cache
+    baseline_stored: Stored
+    own_stored: Mapping[str, Stored]  # of variants with another KV cache
     unknown_formats: Mapping[str, str]  # of those whose bytes are not known
     expert_parallel: bool | None = None  # None: not set, so that a plan may switch it on
 
@@ -154,25 +155,25 @@ class EngineSettings:
             block_size=arguments.get("block-size", BLOCK_SIZE),
             held=batches * step,
             context=arguments.get("max-model-len"),
-            element_bytes=_element_bytes(kinds[0], model_bytes),
-            baseline_element_bytes=_element_bytes(kinds[1], model_bytes),
-            own_element_bytes={
-                name: _element_bytes(kv_format, model_bytes)
+            stored=_stored(kinds[0], model_bytes),
+            baseline_stored=_stored(kinds[1], model_bytes),
+            own_stored={
+                name: _stored(kv_format, model_bytes)
                 for name, kv_format in (kv_formats or {}).items()
             },
             unknown_formats={
                 name: kv_format
                 for name, kv_format in (kv_formats or {}).items()
-                if kv_format not in ELEMENT_BYTES
+                if kv_format not in STORED
             },
             expert_parallel=experts if isinstance(experts, bool) else None,
         )
 
-    def element_bytes_of(self, variant: str, *, is_baseline: bool) -> float:
-        """Return the bytes of an element of the model's cache."""
+    def stored_of(self, variant: str, *, is_baseline: bool) -> Stored:
+        """Return the bytes of the model's cache."""
         if is_baseline:
-            return self.baseline_element_bytes
-        return self.own_element_bytes.get(variant, self.element_bytes)
+            return self.baseline_stored
+        return self.own_stored.get(variant, self.stored)
 
     def reserve_bytes(self, shape: ModelShape, gpus: int) -> int:
         """Estimate each GPU's bytes besides weights and cache."""
@@ -275,7 +276,7 @@ class Gpus:
         reserve = engine.reserve_bytes(model.shape, gpus)
         usable = int(self.gpu.memory_bytes * engine.utilization)
         left = usable - held - reserve
-        size = engine.element_bytes_of(variant, is_baseline=is_baseline)
+        size = engine.stored_of(variant, is_baseline=is_baseline)
         one = sequence_bytes(
             *(model.layers, self.context, size),
             gpus=gpus,
@@ -325,7 +326,7 @@ class Gpus:
     ) -> str:
         """Return a shorter context or another number of GPUs."""
         hints = []
-        size = self.engine.element_bytes_of(variant, is_baseline=is_baseline)
+        size = self.engine.stored_of(variant, is_baseline=is_baseline)
         token = sum(layer.token_bytes(size, gpus) for layer in self.model.layers)
         if token and left > 0 and (short := int(left / token * 0.9) // 16 * 16) < self.context:
             hints += [f"set max-model-len to at most {short}"] * (short > 0)
@@ -450,5 +451,6 @@ def _quantization(config: dict[str, Any]) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _element_bytes(dtype: str, model_bytes: int) -> float:
-    return model_bytes if dtype == "auto" else ELEMENT_BYTES.get(dtype, model_bytes)
+def _stored(dtype: str, model_bytes: int) -> Stored:
+    plain = Stored(model_bytes)
+    return plain if dtype == "auto" else STORED.get(dtype, plain)

@@ -211,13 +211,19 @@ class Preflight:
             yield from calibration_faults(recipe, source.generation)
 
     def _of_kv_formats(self) -> Iterator[PrepareError]:
-        """Yield formats of `--kv` that the engine lacks on this CPU."""
-        if self.profile.accelerator != "cpu":
-            return
-        engine = find_engine(self.profile.engine)
+        """Yield formats of `--kv` that the engine lacks on such a machine."""
+        profile = self.profile
+        engine = find_engine(profile.engine)
         features = self.choices.node.cpu_features
+        gpu = gpu_type(self.machine) if profile.accelerator == "cuda" else None
+        capability = gpu.compute_capability if gpu is not None else 0.0
         for kv_format in dict.fromkeys(self.choices.kv_formats.values()):
-            if lack := engine.lacks(features, kv_format):
+            lack = (
+                engine.lacks(features, kv_format)
+                if profile.accelerator == "cpu"
+                else engine.lacks_cache(kv_format, self.source.config, capability)
+            )
+            if lack:
                 yield UsageError(
                     lack,
                     where=f"--kv {kv_format}",

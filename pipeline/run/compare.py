@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from artifacts.run_record import ScreenedModel
 from eval_gates.clusters import group_by_cluster, means
 from eval_gates.effect import measure_effect
 from eval_gates.verdicts import check_paired
-from pipeline.plan.compare import kv_dtype, screening_stages, with_kv_dtype
+from pipeline.plan.compare import kv_dtype, part_name, screening_stages, with_kv_dtype
 from pipeline.plan.plan import MAKING, Arm
 from pipeline.plan.progress import PlanProgress
 from pipeline.run.pieces import ArmPieces
@@ -26,6 +27,8 @@ from pipeline.stages.speed import ROLE, SPEED
 from prepare.errors import ExitCode, PrepareError, ServingError
 from prepare.stage import StageSpec
 
+SAME_FACTS = {"kv_cache", "kv_bytes_a_token"}
+"""Facts of a model's KV cache that do not depend on its weights' format."""
 CACHE_FACTS = ("kv_cache", "kv_bytes_a_token", "kv_cache_tokens")
 
 
@@ -45,6 +48,7 @@ def compare_arms(
     screened = Counted(trial=plan.trial, gate="", run=plan.run)
     AttemptLedger(run.store).begin(screened, kind="screen")
     models: list[ScreenedModel] = []
+    stored: dict[str, dict[str, str]] = {}  # by format, what all weights have in common
     for arm in (*plan.arms, *(find_parts(servers, state) if ablate else ())):
         name = arm.recipe.name
         is_made = "quantize" in arm.stages
@@ -56,7 +60,12 @@ def compare_arms(
             run.progress.note(f"{name}: {error}")
             measured = ScreenedModel(name=name, reason=error.message)
         size = run.weights_bytes(arm) if is_made else baseline_bytes
-        changes = {"weights_bytes": size, "is_part": arm not in plan.arms}
+        changes: dict[str, Any] = {"weights_bytes": size, "is_part": arm not in plan.arms}
+        dtype = kv_dtype(arm)
+        if measured.cache:
+            shared = SAME_FACTS & measured.cache.keys()
+            stored[dtype] = {fact: measured.cache[fact] for fact in shared}
+        changes["cache"] = measured.cache or stored.get(dtype, {})
         models.append(measured.model_copy(update=changes))
         run.log.update(screened=list(models))
     is_any = any(model.effect is not None for model in models[1:])
@@ -68,6 +77,7 @@ def find_parts(servers: Servers, state: PlanProgress) -> list[Arm]:
     plan = state.plan
     parts = {}
     (suite,) = plan.policy.suites
+    pairs = {arm.recipe.name for arm in plan.variants}
     for arm in plan.variants:
         before = kv_dtype(plan.baseline)
         after = kv_dtype(arm)
@@ -78,8 +88,9 @@ def find_parts(servers: Servers, state: PlanProgress) -> list[Arm]:
             )
             continue
         for origin, dtype in ((arm, before), (plan.baseline, after)):
-            part = with_kv_dtype(origin, dtype, arm.stages[suite], suite)
-            parts[part.recipe.name] = part
+            name = part_name(origin, dtype)
+            if name not in pairs:  # of `--kv`: it is measured as a variant
+                parts[name] = with_kv_dtype(origin, dtype, arm.stages[suite], suite)
     return list(parts.values())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from prepare.errors import CheckpointError
 from recipes.checkpoints.model_shape import ModelShape, read_positive_int, text_level
@@ -36,11 +36,22 @@ UNREAD_TYPES = ("minicpm3",)
 PERIODS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4}
 # vLLM keeps up to three blocks of a layer's state for one sequence.
 STATE_BLOCKS = 3
-ELEMENT_BYTES: dict[str, float] = {
-    **dict.fromkeys(("auto", "bfloat16", "float16"), 2),
-    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"), 1),
-    # With a 32-bit scale for each token's key and value of a head; fewer bytes above 64 elements.
-    **dict.fromkeys(("fp8_per_token_head", "int8_per_token_head"), 1 + 4 / 64),
+
+
+class Stored(NamedTuple):
+    """How many bytes a format of the KV cache takes."""
+
+    element: float
+    head: int = 0  # of a token's key and value, besides the elements: their scales
+
+
+# NVFP4 has an 8-bit scale for each 16 elements.
+STORED: dict[str, Stored] = {
+    **dict.fromkeys(("auto", "bfloat16", "float16"), Stored(2)),
+    **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"), Stored(1)),
+    **dict.fromkeys(("fp8_per_token_head", "int8_per_token_head"), Stored(1, 8)),
+    "int4_per_token_head": Stored(0.5, 8),
+    "nvfp4": Stored(0.5 + 1 / 16),
 }
 
 
@@ -61,20 +72,20 @@ class Layer:
     fp8_bytes: int | None = None
     state_bytes: int = 0  # fixed state of one sequence, divided by the GPUs
 
-    def token_bytes(self, element_bytes: float, gpus: int = 1) -> int:
+    def token_bytes(self, stored: Stored, gpus: int = 1) -> int:
         """Return a token's bytes on each GPU; heads may be replicated."""
         if not self.heads:
             return 0
-        if element_bytes == 1 and self.fp8_bytes is not None:
+        if stored == STORED["fp8"] and self.fp8_bytes is not None:
             return self.fp8_bytes + self.index_bytes
         heads = max(1, self.heads // gpus)
-        return math.ceil(heads * self.width * element_bytes) + self.index_bytes
+        return math.ceil(heads * (self.width * stored.element + stored.head)) + self.index_bytes
 
 
 def sequence_bytes(
     layers: Sequence[Layer],
     context: int,
-    element_bytes: float,
+    stored: Stored,
     *,
     gpus: int = 1,
     block: int = 16,
@@ -87,7 +98,7 @@ def sequence_bytes(
     total = 0
     for layer in layers:
         tokens = context if layer.window is None else min(context, layer.window + held)
-        total += -(-tokens // block) * block * layer.token_bytes(element_bytes, gpus)
+        total += -(-tokens // block) * block * layer.token_bytes(stored, gpus)
         total += -(-STATE_BLOCKS * layer.state_bytes // gpus)
     return total
 

@@ -29,6 +29,11 @@ LENGTH = "max-model-len"
 KV_DTYPE = "kv-cache-dtype"
 
 
+def kv_suffix(kv_format: str) -> str:
+    """Return the end of the name of a variant with this KV cache."""
+    return f".kv-{kv_format.replace('_', '-')}"
+
+
 @dataclass(frozen=True)
 class ApiCapabilities:
     """Request fields that not every OpenAI-compatible server accepts."""
@@ -140,6 +145,10 @@ class Engine(Protocol):
 
     def lacks(self, features: Collection[str], kv_cache_dtype: str = "auto") -> str:
         """Return why it cannot serve on an x86 CPU with these features, or ''."""
+        return ""
+
+    def lacks_cache(self, kv_cache_dtype: str, config: Mapping[str, Any], capability: float) -> str:
+        """Return why it has no such KV cache for a model on GPUs of this capability, or ''."""
         return ""
 
     def cannot_load(self, config: Mapping[str, Any], accelerator: str) -> str:

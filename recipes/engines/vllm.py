@@ -20,6 +20,14 @@ from recipes.engines.engine import (
 )
 
 # From v1/attention/backends/cpu_attn.py of 0.32.
+# What attention of the CUDA build of 0.33 takes on an H100; `make test-cuda-build` asks again.
+HOPPER = 9.0  # compute capability
+HOPPER_CACHES = (
+    *("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"),
+    *("fp8_per_token_head", "int8_per_token_head", "int4_per_token_head", "nvfp4"),
+    *("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc"),
+)
+LATENT = "_ds_mla"  # ends the names of formats of latent attention alone
 CPU_CACHES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 # Methods of transformers that vLLM does not have.
 UNKNOWN = (
@@ -298,6 +306,16 @@ class Vllm(Engine):
             known = ", ".join(CPU_CACHES)
             return f"vLLM's attention on a CPU has no KV cache of type {kv_cache_dtype}: {known}"
         return ""
+
+    def lacks_cache(self, kv_cache_dtype: str, config: Mapping[str, Any], capability: float) -> str:
+        level = config.get("text_config") or config
+        is_latent = "kv_lora_rank" in level and kv_cache_dtype.endswith(LATENT)
+        if capability != HOPPER or is_latent or kv_cache_dtype in HOPPER_CACHES:
+            return ""
+        return (
+            "No valid attention backend found for cuda: kv_cache_dtype not supported "
+            f"({kv_cache_dtype}); vLLM has {', '.join(HOPPER_CACHES)} there"
+        )
 
     def cannot_load(self, config: Mapping[str, Any], accelerator: str) -> str:
         return find_obstacle(config, accelerator)

@@ -6,8 +6,9 @@ Questions: `commands` (argument lists; the model's folder is the word after --mo
 (the same, by name), `models` (folder by name), `caches` (folders of further models by name, and a
 command by type of cache), `bodies` (completion requests by name), `memory` (bytes of KV cache).
 Answers: for each command and candidate the error or null, for each model and command the engine
-configuration's error or null, KV tokens by model, the same by type of cache with the context, the
-requests' errors, and whether the FlashInfer sampler would be used.
+configuration's error or null, KV tokens by model, the same by type of cache with the context, by
+format of the cache the tokens of the llama or the error, the requests' errors, and whether the
+FlashInfer sampler would be used.
 """
 
 import contextlib
@@ -138,11 +139,18 @@ def kv_tokens(config, memory):
             if not getattr(layer, "kv_sharing_target_layer_name", None)
             if (spec := layer.get_kv_cache_spec(config)) is not None
         }
+        specs = {name: packed(layers[name], spec) for name, spec in specs.items()}
         layouts = get_supported_kv_cache_layouts(get_current_attn_backends(config))
         resolve_kv_cache_layout(config, [[each.name for each in layouts]], list(specs.values()))
         groups = get_global_kv_cache_groups(config, [specs])
         made = get_kv_cache_configs(config, [specs], [memory], groups)
         return get_kv_cache_capacity(config, generate_scheduler_kv_cache_config(made))[0]
+
+
+def packed(layer, spec):
+    """Return the specification as the layer's attention stores it: bits in bytes, with scales."""
+    backend = getattr(layer, "attn_backend", None)
+    return backend.customize_spec(spec) if backend is not None else spec
 
 
 def cache_of(parser, folder, by_type, memory):
@@ -155,6 +163,20 @@ def cache_of(parser, folder, by_type, memory):
         except Exception as error:  # every answer is wanted
             return {"error": f"{type(error).__name__}: {error}"[:500]}
         found["context"] = config.model_config.max_model_len
+    return found
+
+
+def formats_of(parser, words, memory):
+    """Tokens by each format of the KV cache that the build knows, or the error."""
+    from vllm.config.cache import KV_CACHE_DTYPES
+
+    found = {}
+    for name in list(KV_CACHE_DTYPES):
+        try:
+            config = configured(parser, [*words, "--kv-cache-dtype", name])
+            found[name] = kv_tokens(config, memory)
+        except Exception as error:  # every answer is wanted
+            found[name] = f"{type(error).__name__}: {error}"[:2000]
     return found
 
 
@@ -229,6 +251,8 @@ def main(questions_path, answers_path):
         )
         for name, folder in questions["caches"]["models"].items()
     }
+    llama = placed(commands[0], questions["models"]["llama"])
+    answers["formats"] = formats_of(parser, llama, questions["caches"]["memory"])
     Path(answers_path).write_text(json.dumps(answers, indent=1))
 
 

@@ -24,8 +24,9 @@ from pipeline.serving.serving_arguments import ServingArguments
 from prepare.events import NullProgress
 from prepare.process_environment import server_environment
 from recipes import catalog
-from recipes.checkpoints.layers import read_layers, sequence_bytes
+from recipes.checkpoints.layers import STORED, read_layers, sequence_bytes
 from recipes.checkpoints.model_shape import model_shape
+from recipes.engines.vllm import HOPPER_CACHES
 from recipes.schema import ServingProfile
 from recipes.tuning_candidates import load_candidates
 
@@ -33,6 +34,7 @@ pytestmark = [pytest.mark.cuda_build, pytest.mark.timeout(3600)]
 
 HERE = Path(__file__).parent
 PUBLISHED, ENGINE_TOKENS = HERE / "published_configs.jsonl", HERE / "engine_kv_tokens.json"
+ENGINE_FORMATS = HERE / "engine_kv_formats.json"
 CACHE_MEMORY = 2**40  # every model has room for a sequence of its whole context
 MEMORY = 40 * 2**30
 NVCC = {"PREPARE_NVCC": "1"}
@@ -320,7 +322,7 @@ def test_tokens_of_cache_are_near_the_engines(answers: dict[str, Any], name: str
     config = MODELS[name]
     context = config["max_position_embeddings"]
     layers = read_layers(config, model_shape(config, "config.json"), "config.json")
-    one = sequence_bytes(layers, context, 2, held=2 * STEP_TOKENS)
+    one = sequence_bytes(layers, context, STORED["auto"], held=2 * STEP_TOKENS)
     assert answers["kv_tokens"][name] == pytest.approx(MEMORY / one * context, rel=0.08)
 
 
@@ -330,3 +332,15 @@ def test_the_caches_of_published_models_are_asked_again(answers: dict[str, Any])
     assert {name: each["error"] for name, each in found.items() if "error" in each} == {}
     lines = [f"{json.dumps(name)}: {json.dumps(each)}" for name, each in found.items()]
     ENGINE_TOKENS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def test_the_formats_of_the_cache_are_asked_again(answers: dict[str, Any]) -> None:
+    """Write the data that tests/unit/recipes/checkpoints/test_layers.py and the reference read."""
+    found: dict[str, int | str] = answers["formats"]
+    assert {name for name, said in found.items() if isinstance(said, int)} == {*HOPPER_CACHES} - {
+        "float16"
+    }  # it needs weights of that type
+    refused = [said for said in found.values() if isinstance(said, str)]
+    assert all("kv_cache_dtype" in said for said in refused)
+    tokens = {name: said if isinstance(said, int) else None for name, said in found.items()}
+    ENGINE_FORMATS.write_text(json.dumps(tokens, indent=1) + "\n")

@@ -29,7 +29,7 @@ from artifacts.registry import Registry
 from eval_gates.speed.load_run import read_loads
 from prepare.hardware import cpu_features
 from recipes.checkpoints.checkpoint import read_folder
-from recipes.checkpoints.layers import ELEMENT_BYTES, read_layers, sequence_bytes
+from recipes.checkpoints.layers import STORED, Stored, read_layers, sequence_bytes
 from recipes.checkpoints.model_shape import model_shape
 from recipes.schema import ServingProfile
 
@@ -300,7 +300,8 @@ def test_the_plan_knows_the_engines_kv_cache(demo: Demo, cpu_profile: ServingPro
             server = json.loads(record.read_text())["result"]["server"]
             command = server["command"]
             dtype = command[command.index("--kv-cache-dtype") + 1]
-            size = 4 if dtype == "auto" and "float32" in profile.in_effect else ELEMENT_BYTES[dtype]
+            is_wide = dtype == "auto" and "float32" in profile.in_effect
+            size = Stored(4) if is_wide else STORED[dtype]
             context = int(profile.engine_arguments["max-model-len"])
             block = int(profile.engine_arguments["block-size"])
             one = sequence_bytes(layers, context, size, block=block)

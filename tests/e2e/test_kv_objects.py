@@ -1,7 +1,7 @@
 """The reader of KV facts on the objects of three versions of vLLM.
 
-The locked version's layers are those that serve here. Of the two others, the oldest that pins
-torch 2.11 and the newest, the wheel's own classes are made, without its compiled code.
+The locked version's layers are those that serve here. For 0.26, the newest with torch 2.11, and
+for the newest of all the wheel's own classes are made, without its compiled code.
 """
 
 from __future__ import annotations

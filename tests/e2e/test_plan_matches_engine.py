@@ -12,7 +12,7 @@ import pytest
 from pipeline.serving.server import Server
 from recipes.catalog import load_profile
 from recipes.checkpoints.checkpoint import read_folder
-from recipes.checkpoints.layers import read_layers, sequence_bytes
+from recipes.checkpoints.layers import Stored, read_layers, sequence_bytes
 from recipes.checkpoints.model_shape import model_shape
 from recipes.engines.vllm import Vllm
 
@@ -28,6 +28,6 @@ def test_tokens_of_the_kv_cache(server: Server, server_log: Path, demo_model: Pa
     space = int(load_profile("cpu").environment["VLLM_CPU_KVCACHE_SPACE"])
     config, context = read_folder(demo_model).config, int(given["max-model-len"])
     layers = read_layers(config, model_shape(config, "config.json"), "config.json")
-    planned = space * 2**30 / sequence_bytes(layers, context, 4, block=block_size) * context
+    planned = space * 2**30 / sequence_bytes(layers, context, Stored(4), block=block_size) * context
     logged = int(Vllm().facts_in(server_log.read_text())["kv_cache_tokens"])
     assert planned == pytest.approx(logged, rel=0.02)

@@ -50,6 +50,7 @@ from pipeline.plan.checkpoint_resolver import Located
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan
 from pipeline.plan.progress import PlanProgress
+from pipeline.plan.resolved_options import with_kv_formats
 from pipeline.run.compare import compare_arms
 from pipeline.run.copies import JoinedRun
 from pipeline.run.work import carry_out
@@ -187,6 +188,7 @@ class FakeRun:
         uri: of the registry that the run names; a file in the store if not given.
         screen: measure every variant once, without gates.
         ablate: and the weights and the KV cache of each alone.
+        kv: formats of the KV cache with which each variant is served, as pairs.
         until_pass: gate one variant after another, as long as they pass.
         sizes: expected bytes of weights by recipe; the order as named without any.
         adopted: variants that are not quantized here.
@@ -203,6 +205,7 @@ class FakeRun:
     trust_remote_code: bool = False
     uri: str = ""
     ablate: bool = False
+    kv: tuple[str, ...] = ()
     screen: bool = False
     until_pass: bool = False
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -256,9 +259,10 @@ class FakeRun:
 
     def plan(self, run: str = "", remeasured: Collection[str] = ()) -> Plan:
         """The real planner's."""
+        pairs = [with_kv_formats(recipe(name), self.kv) for name in self.recipes]
         choices = choice_of(
             (
-                *(recipe(name) for name in self.recipes),
+                *(made for each in pairs for made in each.values()),
                 *(each.recipe for each in with_facts(self.adopted, self.fetched)),
             ),
             profile(self.serving, self.hardware["accelerator"], self.starts),
@@ -268,6 +272,8 @@ class FakeRun:
             remeasured=tuple(remeasured),
             until="pass" if self.until_pass else None,
         )
+        named = {made.name: form for each in pairs for form, made in each.items() if form}
+        choices = replace(choices, kv_formats=named)
         return ModelPlanner(
             choices,
             Located(self.checkpoint, self.fetched),

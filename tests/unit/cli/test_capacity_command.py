@@ -73,3 +73,14 @@ def test_json(model: str) -> None:
     assert found["serving"] == "profile h100"
     assert found["context"] == 128
     assert [fit["variant"] for fit in found["fits"]] == ["baseline", "fp8-dynamic"]
+
+
+@pytest.mark.parametrize(("kv_format", "code"), [("octave-k3v4", 2), ("int4-per-token-head", 0)])
+def test_a_kv_format_that_the_cuda_build_lacks(model: str, kv_format: str, code: int) -> None:
+    options = ["--gpu", "h100", "--recipe", "fp8-dynamic", "--kv", f"fp8,{kv_format}", "--verbose"]
+    done = CliRunner().invoke(app, ["plan", model, *options])
+    assert done.exit_code == code, done.output
+    refused = [line for line in done.stdout.splitlines() if line.startswith("would be refused")]
+    assert [f"--kv {kv_format.replace('-', '_')}" in line for line in refused] == [True] * (
+        code // 2
+    )

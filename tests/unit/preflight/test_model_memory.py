@@ -90,7 +90,7 @@ def test_what_a_gpu_has_is_shared_out() -> None:
 
 
 def test_variants_with_another_kv_cache() -> None:
-    formats = {"fp8-dynamic": "auto", "awq-w4a16": "int4_per_token_head"}
+    formats = {"fp8-dynamic": "auto", "awq-w4a16": "turboquant_4bit_nc"}
     found = fits(MODELS["8b"], "h100", kv_formats=formats)
     usual = fits(MODELS["8b"], "h100")
     tokens = {name: fit.tokens for (name, _), fit in found.items()}
@@ -99,7 +99,7 @@ def test_variants_with_another_kv_cache() -> None:
     assert tokens["fp8-dynamic"] == pytest.approx(by_profile / 2, rel=0.01)
     unknown = found["awq-w4a16", 1]  # no figure, rather than one of another format
     assert (unknown.tokens, unknown.answer) == (None, "the engine tells")
-    assert "int4_per_token_head" in unknown.reason
+    assert "turboquant_4bit_nc" in unknown.reason
 
 
 def test_remedies_of_a_misfit() -> None:

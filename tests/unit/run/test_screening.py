@@ -122,6 +122,32 @@ def test_weights_and_kv_cache_are_measured_alone(tmp_path: Path) -> None:
     assert "2 variants were screened" in headline(run.report)
 
 
+def test_pairs_are_the_parts_of_each_other(tmp_path: Path) -> None:
+    """Weights with the baseline's cache are a pair already: they are served once."""
+    one_byte, two_bytes = f"{ONE}.kv-fp8", f"{ONE}.kv-auto"
+    nats = {"baseline": 0.5, one_byte: 0.7, two_bytes: 0.65, CACHE: 0.55}
+    models = PretendModels(lost(4), nats=nats, questions=64)
+    caches = {**SERVING, "baseline_kv_cache_dtype": "auto"}
+    run = FakeRun(
+        tmp_path / "store",
+        models,
+        to_screen(),
+        (ONE,),
+        serving=caches,
+        kv=("fp8", "auto"),
+        screen=True,
+        ablate=True,
+    )
+    run.run()
+    assert sorted(models.served) == sorted(["baseline", one_byte, two_bytes, CACHE])
+    arms = {arm.name: arm for arm in run.report.screened}
+    lost_nats = {name: arm.effect.nats for name, arm in arms.items() if arm.effect is not None}
+    assert lost_nats == pytest.approx(
+        {"baseline": 0.0, one_byte: 0.2, two_bytes: 0.15, CACHE: 0.05}
+    )
+    assert [name for name, arm in arms.items() if arm.is_part] == [CACHE]
+
+
 def test_a_cache_that_is_not_read_is_not_measured(tmp_path: Path) -> None:
     nats = {**NATS, WEIGHTS: 0.65, CACHE: NATS["baseline"]}
     models = PretendModels(equal, questions=64, nats=nats)

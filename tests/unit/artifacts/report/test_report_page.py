@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_run import FakeRun
+from fake_run import ONE, FakeRun
 from finished_stage import put_record
 from page_parts import PageParts
 from reported_run import Texts, reported_run
@@ -19,7 +19,7 @@ from sample_reports import (
     variant_report,
 )
 
-from artifacts.report.page import run_page
+from artifacts.report.page import pairs_table, run_page
 from artifacts.report.reported_run import ReportedRun
 from prepare.store import Store
 
@@ -201,3 +201,19 @@ def test_decisions_by_number_of_tools_are_a_curve(tmp_path: Path, metric: str) -
     assert variant["x"] == baseline["x"] == [*shares]
     assert variant["y"] == [100 * share for share in shares.values()]
     assert baseline["y"] == [98.0] * 4
+
+
+def test_gated_pairs_are_a_table(tmp_path: Path) -> None:
+    made = FakeRun(tmp_path / "store", kv=("fp8", "auto"))
+    made.run()
+    assert "Pairs of weights" not in run_page(ReportedRun(made.report, made.store))
+    made.save(request=replace(made.report.request, kv=("fp8", "auto")))
+    table = pairs_table(ReportedRun(made.report, made.store))
+    assert table is not None
+    names = [f"{ONE}.kv-{kv_format}" for kv_format in ("fp8", "auto")]
+    rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    assert list(rows) == names
+    gates = len(made.report.variants[0].gates)
+    assert {row["gates passed"] for row in rows.values()} == {f"{gates} of {gates}"}
+    assert {row["verdict"] for row in rows.values()} == {"pass"}
+    assert "Pairs of weights" in run_page(ReportedRun(made.report, made.store))

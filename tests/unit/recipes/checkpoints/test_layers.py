@@ -13,13 +13,15 @@ import pytest
 
 from prepare.errors import CheckpointError
 from recipes.checkpoints.layers import (
-    ELEMENT_BYTES,
+    STORED,
     Layer,
+    Stored,
     UnknownLayersError,
     read_layers,
     sequence_bytes,
 )
 from recipes.checkpoints.model_shape import model_shape
+from recipes.engines.vllm import HOPPER_CACHES, Vllm
 
 FOLDER = Path(__file__).parents[3] / "cuda_build"
 MEMORY = 2**40
@@ -55,15 +57,46 @@ def test_tokens_are_near_those_of_the_engine(name: str) -> None:
     # vLLM gives the six windowed groups of Gemma 3 blocks of one size, and fills up the last.
     error = 0.07 if "gemma-3" in name else 0.025
     for kind in ("auto", "fp8"):
-        one = sequence_bytes(layers, engine["context"], ELEMENT_BYTES[kind], held=2 * 8192)
+        one = sequence_bytes(layers, engine["context"], STORED[kind], held=2 * 8192)
         assert MEMORY / one * engine["context"] == pytest.approx(engine[kind], rel=error)
+
+
+FORMATS: dict[str, int | None] = json.loads((FOLDER / "engine_kv_formats.json").read_text())
+
+
+@pytest.mark.parametrize("name", [name for name, tokens in FORMATS.items() if tokens])
+def test_each_format_that_the_cuda_build_takes_has_the_engines_tokens(name: str) -> None:
+    """None is planned for TurboQuant: it leaves some layers in 16 bits."""
+    config = CONFIGS["meta-llama/Llama-3.1-8B"]
+    stored = STORED.get(name)
+    assert name in HOPPER_CACHES
+    if stored is None:
+        assert name.startswith("turboquant")
+        return
+    context = config["max_position_embeddings"]
+    one = sequence_bytes(layers_of(config), context, stored)
+    tokens = FORMATS[name]
+    assert tokens is not None
+    assert 0 <= MEMORY / one * context - tokens < 16  # the engine's are whole blocks
+
+
+@pytest.mark.parametrize("name", [name for name, tokens in FORMATS.items() if not tokens])
+def test_a_format_that_it_refuses_is_refused_on_hopper_alone(name: str) -> None:
+    config = CONFIGS["meta-llama/Llama-3.1-8B"]
+    latent = CONFIGS["deepseek-ai/DeepSeek-V3.2"]
+    lacks = Vllm().lacks_cache
+    is_16_bits = name == "float16"  # with weights of that type
+    assert bool(lacks(name, config, 9.0)) is not is_16_bits
+    assert not lacks(name, config, 10.0)
+    assert bool(lacks(name, latent, 9.0)) is not (is_16_bits or name.endswith("_ds_mla"))
 
 
 def test_gpus_divide_heads_and_states_but_replicate_what_they_cannot() -> None:
     layer = Layer(heads=2, width=100, state_bytes=30)
-    assert layer.token_bytes(2, 1) == 2 * layer.token_bytes(2, 2) == 400
-    assert layer.token_bytes(2, 8) == layer.token_bytes(2, 2)
-    assert sequence_bytes([layer], 1, 2, gpus=2, block=16) == 16 * 200 + 45
+    plain = STORED["auto"]
+    assert layer.token_bytes(plain, 1) == 2 * layer.token_bytes(plain, 2) == 400
+    assert layer.token_bytes(plain, 8) == layer.token_bytes(plain, 2)
+    assert sequence_bytes([layer], 1, Stored(2), gpus=2, block=16) == 16 * 200 + 45
 
 
 QWEN = CONFIGS["Qwen/Qwen3-Next-80B-A3B-Instruct"]
