@@ -45,7 +45,8 @@ CHECKPOINT = Option(
 )
 RECIPE = Option(
     "--recipe",
-    "Recipe name or YAML file; repeatable. Default: fp8-dynamic and awq-w4a16.",
+    "Recipe name or YAML file; repeatable. awq-w4a16+5 gives 8 bits back where 4 lose most, in 5 % "
+    "more bytes. Default: fp8-dynamic and awq-w4a16.",
     short="-r",
 )
 VARIANT = Option(

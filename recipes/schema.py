@@ -26,6 +26,7 @@ from recipes.engine_arguments import (
 from recipes.engines import DEFAULT, find_engine
 from recipes.engines.engine import KV_DTYPE
 from recipes.quantization import AnyQuantization, Calibration
+from recipes.quantizers.preset import EightBits
 from recipes.speculative import SpeculativeConfig, Word
 from recipes.workload import AnyWorkload
 
@@ -204,6 +205,11 @@ class ServingProfile(ConfigModel):
     workloads: dict[Name, AnyWorkload] = Field(
         default={}, description="by name; a policy's `speed` prefers these to the built-in ones"
     )
+    gives_back: EightBits = Field(
+        "FP8_DYNAMIC",
+        description="format of the modules that a recipe such as awq-w4a16+5 gives back; W8A16 "
+        "(8-bit integers) for GPUs without FP8",
+    )
     starts: Literal["fresh", "once"] = Field(
         "fresh",
         description="servers whose speed is measured. fresh: a new start for each load, one "
@@ -311,6 +317,7 @@ class ServingProfile(ConfigModel):
                 "cpu_overrides": self.in_effect,
                 "speculative": speculative,
                 "workloads": {},
+                "gives_back": "FP8_DYNAMIC",
                 "ready_timeout_seconds": READY_TIMEOUT_SECONDS,
             }
         )

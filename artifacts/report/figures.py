@@ -175,12 +175,17 @@ def _both_sides(
 
 
 def tradeoff_figures(report: RunReport, baseline_bytes: int | None) -> list[Figure]:
-    """Return the scores' changes against weights and throughput."""
+    """Return the scores' changes against weights and throughput.
+
+    Those of weights tell all variants, also those that --until pass did not ask.
+    """
     judged = [variant for variant in report.variants if variant.gates]
     rates = [variant.rate("baseline") for variant in judged]
     megabytes = baseline_bytes / 1e6 if baseline_bytes else None
     figures = [
-        _tradeoff("weights, MB", megabytes, [(v, (v.weights_bytes or 0) / 1e6) for v in judged]),
+        _tradeoff(
+            "weights, MB", megabytes, [(v, (v.weights_bytes or 0) / 1e6) for v in report.variants]
+        ),
         _tradeoff(
             "output tokens/s",
             next((rate for rate in rates if rate), None),
@@ -197,9 +202,13 @@ def _tradeoff(
     rows: list[tuple[str, ...]] = []
     if of_baseline is not None:
         data.append(_marks(BASELINE, [of_baseline], [0], "var(--ink)", 11, "diamond-open"))
-        rows.append((BASELINE, f"{of_baseline:,.1f}", "", "0", ""))
+        rows.append((BASELINE, f"{of_baseline:,.1f}", "", "0", "", ""))
+    is_judged = False
     for number, (variant, x) in enumerate(variants):
         gates = [gate for gate in variant.gates if gate.unit == SCORE and x]
+        is_judged = is_judged or bool(gates)
+        if x and not variant.gates:
+            rows.append((variant.recipe, f"{x:,.1f}", "", "", "", variant.verdict))
         for gate in gates:
             change = gate.estimate or 0.0
             bounds = [gate.lower or 0.0, gate.upper or 0.0]
@@ -210,6 +219,7 @@ def _tradeoff(
                     gate.name,
                     format_points(change),
                     " to ".join(map(format_points, bounds)),
+                    f"{gate.verdict}, variant {variant.verdict}",
                 )
             )
         if gates:
@@ -222,14 +232,14 @@ def _tradeoff(
                 _SYMBOLS[number % len(_SYMBOLS)],
             )
             data.append({**marks, "text": [html_text(gate.name) for gate in gates]})
-    if len(rows) <= (of_baseline is not None):
+    if not is_judged:
         return None
     words = title.partition(",")[0]
     return Figure(
         name=f"figure-quality-{words.replace(' ', '-').replace('/', '-')}",
         title=f"Change of the scores against {words}",
         says="; ".join(
-            f"{name} {gate}: {change} points at {x}" for name, x, gate, change, _ in rows
+            f"{name} {gate}: {change} points at {x}" for name, x, gate, change, *_ in rows if change
         ),
         data=data,
         layout={
@@ -238,7 +248,9 @@ def _tradeoff(
             "hovermode": "closest",
         },
         table=Table(
-            ("variant", title, "gate", "change, points", "bounds"), rows, frozenset({0, 2})
+            ("variant", title, "gate", "change, points", "bounds", "verdict"),
+            rows,
+            text=frozenset({0, 2, 5}),
         ),
     )
 

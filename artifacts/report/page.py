@@ -37,6 +37,7 @@ from prepare import __version__
 from prepare.errors import from_dict
 from prepare.escape import make_visible
 from recipes.catalog import BASELINE
+from recipes.quantizers.preset import WithOtherSchemes
 
 Facts = dict[str, str]
 PAIR_FACTS = ("kv_cache", "kv_bytes_a_token", "kv_cache_tokens")
@@ -237,6 +238,7 @@ def variant_sections(evidence: ReportedRun) -> list[dict[str, Any]]:
                 "reason": reason,
                 "hint": hint,
                 "size": decimal(judged.weights_bytes) if judged and judged.weights_bytes else "",
+                "others": other_formats(evidence, recipe),
                 "gates": gates,
                 "figure": gate_figure(number, judged) if judged else None,
                 "curves": curve_figures(number, judged) if judged else [],
@@ -248,6 +250,15 @@ def variant_sections(evidence: ReportedRun) -> list[dict[str, Any]]:
             }
         )
     return sections
+
+
+def other_formats(evidence: ReportedRun, recipe: str) -> dict[str, str]:
+    """Return the modules in another format than the rest, by that format."""
+    made = evidence.kept(QUANTIZE, recipe)
+    quantization = made.parameters.quantization if made is not None else None
+    if not isinstance(quantization, WithOtherSchemes):
+        return {}
+    return {scheme: ", ".join(words) for scheme, words in quantization.others.items()}
 
 
 def plotly_script() -> str:

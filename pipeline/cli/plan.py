@@ -45,19 +45,21 @@ def check_policy(request: ModelRequest, name: str, *, as_json: bool) -> None:
         check_known_clusters,
         note_repeated_fields,
     )
-    from pipeline.plan.resolved_options import DEFAULT_RECIPES, check_margins
+    from pipeline.plan.resolved_options import DEFAULT_RECIPES, check_margins, load_made_recipe
     from pipeline.plan.serving_profile import load_named_profile
     from pipeline.preflight.power import check_power, policy_power
     from pipeline.preflight.speed_power import speed_power
     from pipeline.preflight.survey import refuse
     from recipes import catalog
+    from recipes.rungs import Rung
     from recipes.traffic_file import check_workload
 
     policy = catalog.load_policy(name)
     for own, workload in (policy.speed.workloads if policy.speed else {}).items():
         check_workload(workload, f"policy key speed.workloads.{own}", max_length=None)
     served = load_named_profile(request.profile)
-    recipes = [catalog.load_recipe(name) for name in request.recipes or DEFAULT_RECIPES]
+    names = request.recipes or DEFAULT_RECIPES
+    recipes = [load_made_recipe(Rung.parse(name)) for name in names]
     for one in recipes:
         check_margins(one, policy)
     settings = load_settings(None)

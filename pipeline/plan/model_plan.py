@@ -30,6 +30,7 @@ from pipeline.stages.quantize import (
     QuantizeParameters,
     QuantizeRuntime,
 )
+from prepare.errors import UsageError
 from prepare.hardware import NodeInfo
 from prepare.stage import StageSpec
 from recipes.checkpoints.checkpoint import Checkpoint
@@ -250,6 +251,13 @@ def make_plan(
 
     PrepareError: no calibration data, or no attempt is left.
     """
+    if choices.rungs:
+        raise UsageError(
+            f"what {', '.join(choices.rungs)} gives back is chosen by the weights, and this "
+            "command does not read them",
+            where="--recipe",
+            hint="name the recipe's file that a run wrote",
+        )
     if found.adopted:
         adopted = with_facts(choices.adopted, found.adopted)
         known = {variant.recipe.name: variant.recipe for variant in adopted}

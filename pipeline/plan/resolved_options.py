@@ -32,6 +32,7 @@ from recipes.engines.engine import KV_DTYPE, kv_suffix
 from recipes.policy import Policy
 from recipes.quantization import check_worker
 from recipes.quantizers.adopted import AdoptedQuantization
+from recipes.rungs import GivenBack, Rung, rung_of
 from recipes.schema import AcceleratorName, Recipe, ServingProfile
 
 _FORMAT = re.compile(r"[a-z0-9]\w{0,39}")
@@ -55,6 +56,9 @@ class Choice:
     adopted: tuple[AdoptedVariant, ...] = ()  # those of `recipes` that are not quantized here
     kv_formats: Mapping[str, str] = field(default_factory=dict)  # of `--kv`, by recipe's name
     left_out: tuple[str, ...] = ()  # suites that are not run, with the reason
+    # By recipe's name: shares of bytes to give back, until the weights are here, and what they are.
+    rungs: Mapping[str, Rung] = field(default_factory=dict)
+    given_back: Mapping[str, GivenBack] = field(default_factory=dict, compare=False)
     checkpoints: Checkpoints = field(default_factory=Checkpoints, compare=False)  # read so far
 
     @property
@@ -152,7 +156,8 @@ def choose(
     default = () if adopted else default_recipes
     recipe_names = tuple(dict.fromkeys(request.recipes or default))
     formats = read_kv_formats(request.kv)
-    made_pairs = [with_kv_formats(load_made_recipe(name), formats) for name in recipe_names]
+    asked_rungs = [Rung.parse(name) for name in recipe_names]
+    made_pairs = [with_kv_formats(load_made_recipe(rung), formats) for rung in asked_rungs]
     adopted_pairs = [with_kv_formats(variant.recipe, formats) for variant in adopted]
     adopted = tuple(
         replace(variant, recipe=recipe)
@@ -213,6 +218,12 @@ def choose(
             if kv_format
         },
         left_out=tuple(left_out),
+        rungs={
+            recipe.name: rung
+            for rung, pairs in zip(asked_rungs, made_pairs, strict=True)
+            for recipe in pairs.values()
+            if rung.percent is not None
+        },
         checkpoints=checkpoints,
     )
 
@@ -281,8 +292,9 @@ def find_gates(
     return gate_names
 
 
-def load_made_recipe(name: str) -> Recipe:
-    """Return a recipe that makes weights, or raise UsageError."""
+def load_made_recipe(rung: Rung) -> Recipe:
+    """Return a recipe that makes weights, or raise UsageError; a rung's without its modules."""
+    name = rung.base
     recipe = catalog.load_recipe(name)
     if isinstance(recipe.quantization, AdoptedQuantization):
         raise UsageError(
@@ -292,7 +304,7 @@ def load_made_recipe(name: str) -> Recipe:
         )
     if recipe.quantization.quantizes:
         check_worker(recipe.quantization)
-    return recipe
+    return rung_of(recipe, rung)
 
 
 def registry_uri(given: str | None, settings: Settings) -> str:

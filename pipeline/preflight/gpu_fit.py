@@ -13,6 +13,7 @@ from artifacts.requests import ModelRequest
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import demo_stage
 from pipeline.plan.resolved_options import Choice, choose
+from pipeline.plan.rungs import with_rungs
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.preflight.machine import gpu_type, machine_of
 from pipeline.preflight.memory import (
@@ -26,6 +27,7 @@ from pipeline.preflight.memory import (
 )
 from pipeline.preflight.suitability import find_making_faults
 from prepare.errors import CheckpointError, PrepareError, UsageError
+from prepare.events import NullProgress
 from prepare.own_command import own_command
 from recipes import catalog
 from recipes.checkpoints import unsupported
@@ -101,6 +103,16 @@ def answer(
     # so its own is not inspected.
     choices = choose(replace(request, profile="cpu", gpus_a_copy=None), settings)
     source = _read_config_or_more(choices, settings)
+    if profile is not None:
+        choices = replace(choices, profile=profile)
+    choices = with_rungs(choices, source, NullProgress())
+    if choices.rungs:
+        names = ", ".join(choices.rungs)
+        raise UsageError(
+            f"what {names} gives back is known only by 16-bit weights, which are not here",
+            where="--recipe",
+            hint="download the checkpoint, or name the recipe's file that a run wrote",
+        )
     model = Model.of(source)
     adopted = choices.headers
     # Weights that cannot be converted to 16 bits can only be served as they are.

@@ -15,6 +15,7 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.data_sources import SourceResolver, check_known_clusters
 from pipeline.plan.generation_settings import resolve_generation
 from pipeline.plan.resolved_options import Choice, registry_uri
+from pipeline.plan.rungs import with_rungs
 from pipeline.preflight.gpu_fit import read_draft, read_source
 from pipeline.preflight.machine import (
     existing_folder,
@@ -48,8 +49,11 @@ from recipes.policy import Policy
 class Survey:
     """Data sources, checks, faults, and notes.
 
-    Without a local checkpoint, `preflight` is None.
+    Without a local checkpoint, `preflight` is None. `choices` are those that were given, with the
+    modules that rungs give back if the weights are here.
     """
+
+    choices: Choice
 
     sources: SourceResolver
     preflight: Preflight | None
@@ -78,7 +82,9 @@ def survey(
     if {"quantize", find_engine(profile.engine).environment} <= settings.environments.keys():
         machine = replace(machine, driver="")  # the site's own interpreters may need another
     if (fault := settings.open_store().find_fault()) is not None:
-        return Survey(sources, None, (fault,), choices.left_out)  # a run ends before all else
+        return Survey(
+            choices, sources, None, (fault,), choices.left_out
+        )  # a run ends before all else
     faults: list[PrepareError | None] = []
     preflight = None
     try:
@@ -91,6 +97,10 @@ def survey(
             faults.append(error)
     else:
         policy = resolve_generation(policy, source.generation)
+        try:
+            choices = with_rungs(choices, source, progress)
+        except UsageError as error:
+            faults.append(error)
         draft = read_draft(profile, settings, choices.checkpoints)
         drafted = draft.weights_bytes if draft else 0
         preflight = Preflight(source, choices, machine, settings.store, made, drafted)
@@ -104,7 +114,7 @@ def survey(
     if registers:
         faults += _registry_faults(choices, settings)
     notes = (*choices.left_out, *(preflight.notes() if preflight else ()))
-    return Survey(sources, preflight, tuple(f for f in faults if f is not None), notes)
+    return Survey(choices, sources, preflight, tuple(f for f in faults if f is not None), notes)
 
 
 def _find_hub_fault(reference: CheckpointReference) -> HubError | None:

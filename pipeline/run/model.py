@@ -16,6 +16,7 @@ from pipeline.plan.model_plan import make_plan
 from pipeline.plan.plan import Plan
 from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import Choice, choose, registry_uri
+from pipeline.plan.rungs import with_rungs, write_rungs
 from pipeline.preflight.gpu_fit import spread_over_gpus
 from pipeline.preflight.survey import Survey, check_fitted, refuse, survey
 from pipeline.run.compare import compare_arms
@@ -80,6 +81,7 @@ def run_choices(choices: Choice, run: Run, signer: Signer | None = None) -> Exit
     settings = run.settings
     is_main = run.log.is_main
     early = check_early(choices, run, registers=choices.asked.promote and is_main)
+    choices = early.choices
     trusts_code = choices.asked.trust_remote_code
     checkpoints = choices.checkpoints
     locator = Locator(
@@ -89,10 +91,14 @@ def run_choices(choices: Choice, run: Run, signer: Signer | None = None) -> Exit
     checkpoint = describe_source(located.source)
     run.log.update(checkpoint=checkpoint, registered_name=choices.name)
     known = early.preflight
-    if known is None:  # a demo, which is made by now
+    if known is None or choices.rungs:  # a demo, or weights in 16 bits, which are here by now
+        choices = with_rungs(choices, located.source.recipe_source, run.progress)
         late = survey(choices, settings, NullProgress())
         known = late.preflight
         refuse(late.faults)
+    for name, given in choices.given_back.items():
+        run.progress.note(f"{name} gives back {given.words}")
+    write_rungs(choices, run.log.folder)
     # Without gates no attempt is made.
     run_id = "" if choices.asked.is_screening else run.log.run_id
     sizes = known.sizes if known is not None else {}

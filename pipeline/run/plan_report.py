@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from pipeline.plan.generation_settings import resolve_generation
 from pipeline.plan.model_plan import make_plan
 from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import Choice, choose
+from pipeline.plan.rungs import with_rungs
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.preflight.chances import GatePower
 from pipeline.preflight.durations import Expected, add_up
@@ -89,6 +90,7 @@ class PlanReport:
             "stages": [asdict(stage) for stage in self.stages],
             "forms": self.forms,
             "order": list(self.order),
+            "given_back": {name: asdict(g) for name, g in self.choices.given_back.items()},
             "gates": [asdict(gate) for gate in self.power],
             "environments": [
                 {"environment": env.key, "state": str(env.state), "size_bytes": env.size_bytes}
@@ -117,6 +119,8 @@ class PlanReport:
         for variant, size in self.weights_bytes.items():
             share = f"{100 * size / self.source_bytes:.0f} % of the source"
             yield f"{variant}: {size / 1e6:,.1f} MB, {share}"
+            if given := self.choices.given_back.get(variant):
+                yield f"  gives back {given.words}"
         if self.choices.asked.until_pass and len(self.choices.recipes) > 1:
             names = ", then ".join(self.order) or "the variants"
             yield (
@@ -155,8 +159,9 @@ def forecast(
     choices = spread_over_gpus(choose(request, settings, this_node()), settings)
     store = settings.open_store()
     profile = choices.profile
-    tried = choices.recipes
     early = survey(choices, settings, progress, registers=choices.asked.promote)
+    choices = early.choices
+    tried = choices.recipes
     faults = list(early.faults)
     preflight = early.preflight
     sources = early.sources
@@ -183,6 +188,9 @@ def forecast(
             locator = Locator(profile, settings, find_made, progress, known, trusts_code)
             located = locator.all(choices)
             checkpoint = located.source
+            if choices.rungs:  # of weights that were dequantized
+                choices = with_rungs(choices, checkpoint.recipe_source, progress)
+                preflight = replace(preflight, choices=choices) if preflight is not None else None
             sizes = preflight.sizes if preflight is not None else {}
             plan = make_plan(choices, located, settings, sources, sizes=sizes)
             check_fitted(plan.policy, choices, checkpoint, sources)

@@ -17,6 +17,8 @@ ModuleNames = Annotated[
 ]
 SchemeName = Literal["FP8_DYNAMIC", "FP8_BLOCK", "FP8", "NVFP4", "NVFP4A16", "MXFP4"]
 EightBits = Literal["FP8_DYNAMIC", "W8A16"]
+NAMED = 5
+"""Modules of another format that a card names."""
 OTHERS_TOLD = (
     "modules with another scheme, by that scheme: names, shell patterns, or 're:' expressions"
 )
@@ -116,7 +118,9 @@ class WithOtherSchemes(Quantization):
     def words_of_others(self) -> str:
         """Their formats, for a model card."""
         return "".join(
-            f"; in {', '.join(words)}: {SCHEMES[scheme].words}"
+            f"; in {', '.join(words[:NAMED])}"
+            f"{f' and {len(words) - NAMED} more' if len(words) > NAMED else ''}"
+            f": {SCHEMES[scheme].words}"
             for scheme, words in self.others.items()
         )
 

@@ -27,13 +27,15 @@ def run_of(
     registry: str | None = None,
     run_id: str | None = None,
     until: Literal["pass"] | None = None,
+    recipes: tuple[str, ...] = (),
 ) -> RunReport:
-    """Ask one suite of two variants, `fp8-dynamic` and `second`."""
+    """Ask one suite of two variants, `fp8-dynamic` and `second`, or of others."""
     monkeypatch.setattr(PretendRun, "models", models, raising=False)
     monkeypatch.setattr(whole_run, "Run", PretendRun)
     monkeypatch.setattr(whole_run, "Servers", PretendServers)
     policy = folder / "policy.yaml"
-    mmlu = {"kind": "mmlu", "sources": ["builtin"], "questions": 96, "margins": {"fp8": 0.1}}
+    margins = {"fp8": 0.1, "int4": 0.1}
+    mmlu = {"kind": "mmlu", "sources": ["builtin"], "questions": 96, "margins": margins}
     policy.write_text(json.dumps({"name": "p", "summary": "s", "suites": {"mmlu": mmlu}}))
     second = folder / "second.yaml"
     other = {"quantization": {"ignore": ["lm_head", "re:second"]}}  # of which there is none
@@ -42,7 +44,7 @@ def run_of(
         write_files(folder / "source", source_files())
     request = ModelRequest(
         checkpoint=str(folder / "source"),
-        recipes=("fp8-dynamic", str(second)),
+        recipes=recipes or ("fp8-dynamic", str(second)),
         profile="cpu",
         policy=str(policy),
         name="model",

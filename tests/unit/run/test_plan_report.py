@@ -10,6 +10,7 @@ from listener import Listener
 from quantized_checkpoint import source_files
 from sample_stages import PARAMETERS, RESULTS
 from small_checkpoint import write_files
+from sound_variants import safetensors_of, source_tensors
 
 from artifacts.requests import ModelRequest
 from pipeline.environments.settings import Settings
@@ -17,7 +18,8 @@ from pipeline.plan.checkpoint_resolver import Locator
 from pipeline.plan.model_plan import make_plan
 from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import choose
-from pipeline.preflight.survey import survey
+from pipeline.plan.rungs import write_rungs
+from pipeline.preflight.survey import Survey, survey
 from pipeline.run import plan_report
 from pipeline.run.plan_report import PlanReport, forecast
 from prepare.errors import ExitCode, UsageError
@@ -307,3 +309,80 @@ class TestUntilPass:
         found = planning.forecast(checkpoint="demo:smollm2-135m", recipes=self.NAMED, until="pass")
         assert found.order == ()
         assert len(self.told(found)) == 1
+
+
+@pytest.fixture
+def layered(planning: Planning) -> Planning:
+    """With layers whose columns the groups divide, and values of every matrix."""
+    weights = safetensors_of(source_tensors())
+    (planning.checkpoint / "model.safetensors").write_bytes(weights)
+    return planning
+
+
+RUNG = ("awq-w4a16", "awq-w4a16+10", "fp8-dynamic")
+
+
+class TestRungs:
+    def test_size_and_modules_of_a_rung_are_planned(self, layered: Planning) -> None:
+        found = layered.forecast(recipes=RUNG, until="pass")
+        assert not found.faults
+        sizes = found.weights_bytes
+        small, rung = (sizes[name] for name in ("awq-w4a16", "awq-w4a16-plus-10"))
+        assert small < rung <= small * 1.1 < sizes["fp8-dynamic"]
+        assert found.order == ("fp8-dynamic", "awq-w4a16-plus-10", "awq-w4a16")
+        given = found.choices.given_back["awq-w4a16-plus-10"]
+        assert given.more_bytes == rung - small
+        assert any(given.sets[0].place[0] in line for line in found.lines())
+        assert found.to_dict()["given_back"]["awq-w4a16-plus-10"]["scheme"] == "FP8_DYNAMIC"
+
+    def test_the_recipe_in_the_run_makes_the_same_weights(self, layered: Planning) -> None:
+        def found(*recipes: str) -> tuple[Survey, dict[str, str]]:
+            settings = layered.settings
+            choices = choose(layered.request(recipes=recipes), settings)
+            early = survey(choices, settings, Listener())
+            locator = Locator(
+                *(choices.profile, settings, lambda spec: Path("/none")),
+                *(Listener(), choices.checkpoints),
+            )
+            plan = make_plan(early.choices, locator.all(choices), settings, early.sources)
+            return early, {arm.recipe.name: arm.stages["quantize"].key for arm in plan.variants}
+
+        early, first = found("awq-w4a16+10")
+        write_rungs(early.choices, layered.folder)
+        [file] = (layered.folder / "recipes").iterdir()
+        _, again = found(str(file))
+        assert first == again
+        edited = file.read_text().replace("FP8_DYNAMIC", "W8A16")
+        file.write_text(edited)
+        assert found(str(file))[1] != first
+        assert layered.forecast(recipes=(str(file),)).faults == ()
+
+    def test_the_profile_says_in_which_format(self, layered: Planning) -> None:
+        file = layered.folder / "old.yaml"
+        file.write_text("extends: cpu\nname: old\ngives_back: W8A16\n")
+        found = layered.forecast(recipes=("gptq-w4a16+10",), profile=str(file))
+        assert {g.scheme for g in found.choices.given_back.values()} == {"W8A16"}
+        assert found.choices.recipes[0].minimum_compute_capability == 7.5
+
+    @pytest.mark.parametrize(
+        ("recipe", "words"),
+        [
+            ("awq-w4a16+0.01", "the smallest set of modules takes"),
+            ("awq-w4a16+100", "give back all"),
+        ],
+    )
+    def test_a_share_that_is_too_small_or_enough_for_all(
+        self, layered: Planning, recipe: str, words: str
+    ) -> None:
+        found = layered.forecast(recipes=(recipe,))
+        [fault] = found.faults
+        assert words in fault.message
+        assert fault.hint
+        assert found.exit_code == ExitCode.USAGE
+
+    def test_pairs_with_kv_caches_share_the_weights(self, layered: Planning) -> None:
+        found = layered.forecast(recipes=("awq-w4a16+10",), kv=("fp8,auto",))
+        names = [f"awq-w4a16-plus-10.kv-{kv}" for kv in ("fp8", "auto")]
+        first, second = found.choices.recipes
+        assert [first.name, second.name] == list(found.choices.given_back) == names
+        assert first.quantization == second.quantization

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from fake_run import equal, lost
 from pretend_stages import PretendModels, PretendServers
+from quantized_checkpoint import source_files
+from small_checkpoint import write_files
+from sound_variants import safetensors_of, source_tensors
 from whole_run import run_of
 
 from artifacts.registry import Registry
@@ -34,6 +37,13 @@ def test_the_exit_code_is_that_of_the_verdicts(verdicts: list[str], code: ExitCo
     assert exit_code_of(verdicts) == code
 
 
+RUNG = "awq-w4a16-plus-10"
+
+
+def layered_files() -> dict[str, bytes]:
+    return source_files() | {"model.safetensors": safetensors_of(source_tensors())}
+
+
 def one_passes() -> PretendModels:
     """One variant passes, and the server of the other does not start."""
     return PretendModels(equal, questions=96, broken={"second"})
@@ -57,6 +67,43 @@ def test_until_pass_promotes_the_last_that_passed(
     assert "second was the last of 2 that passed" in first.reason
     card = next((tmp_path / "store" / "versions").glob("*/README.md")).read_text()
     assert "judged from the largest down" in card
+
+
+@pytest.mark.parametrize(
+    ("good", "promoted", "asked"),
+    [
+        (("fp8-dynamic", RUNG), RUNG, {"fp8-dynamic", RUNG, "awq-w4a16"}),
+        (("awq-w4a16", RUNG), "", {"fp8-dynamic"}),
+    ],
+)
+def test_the_smallest_rung_that_passes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    good: tuple[str, ...],
+    promoted: str,
+    asked: set[str],
+) -> None:
+    """With `fp8-dynamic` failing nothing is asked of the smaller ones."""
+    write_files(tmp_path / "source", layered_files())
+    bad = {"fp8-dynamic", RUNG, "awq-w4a16"}.difference(good)
+
+    def answers(variant: str, suite: str, number: int) -> float:
+        return lost(1 if variant in bad else 10**9)(variant, suite, number)
+
+    models = PretendModels(answers, questions=96)
+    recipes = ("awq-w4a16", "awq-w4a16+10", "fp8-dynamic")
+    report = run_of(tmp_path, monkeypatch, models, until="pass", recipes=recipes)
+    assert [variant.recipe for variant in report.variants if variant.promoted] == (
+        [promoted] if promoted else []
+    )
+    assert {variant for variant, _, _ in models.asked} - {"baseline"} == asked
+    [kept] = (tmp_path / "store" / "runs").glob("*/recipes/*.yaml")
+    assert kept.stem == RUNG
+    changed = kept.read_text()
+    assert "other_schemes" in changed
+    again = run_of(tmp_path, monkeypatch, models, recipes=(str(kept),))
+    made = {stage.status for stage in again.stages if stage.name == "quantize"}
+    assert made == {"reused" if promoted else "ran"}
 
 
 def test_others_are_told_how_long_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

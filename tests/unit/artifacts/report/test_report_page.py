@@ -19,6 +19,7 @@ from sample_reports import (
     variant_report,
 )
 
+from artifacts.report.figures import tradeoff_figures
 from artifacts.report.page import pairs_table, run_page
 from artifacts.report.reported_run import ReportedRun
 from prepare.store import Store
@@ -217,3 +218,22 @@ def test_gated_pairs_are_a_table(tmp_path: Path) -> None:
     assert {row["gates passed"] for row in rows.values()} == {f"{gates} of {gates}"}
     assert {row["verdict"] for row in rows.values()} == {"pass"}
     assert "Pairs of weights" in run_page(ReportedRun(made.report, made.store))
+
+
+def test_the_front_tells_every_rung(tmp_path: Path) -> None:
+    """Also one that was not asked, as a larger one did not pass."""
+    rungs = [
+        variant_report(),
+        variant_report(recipe="awq-w4a16-plus-5", weights_bytes=120_000_000, verdict="fail"),
+        failed_variant_report(weights_bytes=114_000_000, verdict="skipped"),
+    ]
+    front, *others = tradeoff_figures(run_report(variants=rungs), 269_000_000)
+    rows = [(row[0], row[1], row[-1]) for row in front.table.rows]
+    assert rows == [
+        ("baseline", "269.0", ""),
+        ("fp8-dynamic", "163.4", "pass, variant pass"),
+        ("awq-w4a16-plus-5", "120.0", "pass, variant fail"),
+        ("awq-w4a16", "114.0", "skipped"),
+    ]
+    assert len(front.data) == 3
+    assert all("awq-w4a16" not in {row[0] for row in other.table.rows} for other in others)
