@@ -145,7 +145,9 @@ class _Kept:
                     self.stages |= {("quantize", made), ("adopt", made)}
                     self.stages.add(("judge", tags.get(JUDGE_TAG, "")))
                     self._versions.add(tags.get(MANIFEST_TAG, ""))
-                    self.runs |= {tags.get(RUN_TAG, ""), *(r.run for r in rechecks_of(version))}
+                    self.runs.add(tags.get(RUN_TAG, ""))
+                    for recheck in rechecks_of(version):
+                        self.runs.update(recheck.runs)
 
     def keep_inputs(self) -> None:
         """Keep the kept stages' inputs and answer logs."""

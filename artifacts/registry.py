@@ -104,6 +104,10 @@ class Registered:
                 way.append(move.version)
         return way if current is None or way[-1:] == [current] else [*way, current]
 
+    def way_there(self, alias: str) -> list[str]:
+        """Return the versions of the alias' way that still exist."""
+        return [number for number in self.way(alias) if self.find(number) is not None]
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -258,21 +262,8 @@ class Registry:
                     to = to or begun.version
             if replaces is not None:
                 self._check_points_to(replaces, name, model, alias)
-            way = model.way(alias)
-            there = [number for number in way if model.find(number) is not None]
-            target = to or next((number for number in reversed(there) if number != current), None)
-            if target is None or target == current or model.find(target) is None:
-                gone = [f"version {number}" for number in way if number not in there]
-                raise UsageError(
-                    f"'{alias}' of '{name}' has no version to go back to"
-                    if target is None
-                    else f"'{alias}' of '{name}' points to version {target} already"
-                    if target == current
-                    else f"'{name}' has no version {target}",
-                    where=self.uri,
-                    hint=(f"{', '.join(gone)} was deleted in MLflow; " if gone else "")
-                    + f"`{own_command('registry', name)}` lists the versions: --to VERSION",
-                )
+            target = self._find_target(name, model, alias, to)
+            there = model.way_there(alias)
             names = [m.previous_alias for m in model.history if m.alias == alias]
             kept = there[: len(there) - there[::-1].index(target)] if target in there else there
             before = next(
@@ -282,6 +273,29 @@ class Registry:
             return self._carry_out(
                 name, model, last, alias, target, current, cause, previous, before
             )
+
+    def check_roll_back(self, name: str, alias: str) -> None:
+        """Raise UsageError if the alias has no version to go back to."""
+        self._find_target(name, self.existing(name), alias, None)
+
+    def _find_target(self, name: str, model: Registered, alias: str, to: str | None) -> str:
+        """Return the version that a rollback goes to; UsageError if there is none."""
+        current = model.aliases.get(alias)
+        there = model.way_there(alias)
+        target = to or next((number for number in reversed(there) if number != current), None)
+        if target is None or target == current or model.find(target) is None:
+            gone = [f"version {number}" for number in model.way(alias) if number not in there]
+            raise UsageError(
+                f"'{alias}' of '{name}' has no version to go back to"
+                if target is None
+                else f"'{alias}' of '{name}' points to version {target} already"
+                if target == current
+                else f"'{name}' has no version {target}",
+                where=self.uri,
+                hint=(f"{', '.join(gone)} was deleted in MLflow; " if gone else "")
+                + f"`{own_command('registry', name)}` lists the versions: --to VERSION",
+            )
+        return target
 
     def _check_points_to(
         self, version: str | None, name: str, model: Registered, alias: str

@@ -113,6 +113,21 @@ WEIGHTS = Option(
     "machine.",
     has_variable=False,
 )
+LEAVE_OUT = Option(
+    "--leave-out",
+    "Suite that is not compared, since what it needs is not on record; repeatable.",
+    metavar="SUITE",
+    has_variable=False,
+)
+OnFail = Literal["hold", "rollback"]
+ON_FAIL = Option(
+    "--on-fail",
+    "hold: no alias moves. rollback: a failed check moves the alias back, as `prepare rollback` "
+    "does, once until the next promotion.",
+    metavar="hold|rollback",
+    has_variable=False,
+    shows_default=True,
+)
 REFERENCE = Option(
     "", "Registered name, '@', alias or version.", metavar="NAME@ALIAS", is_address=True
 )
@@ -315,15 +330,8 @@ class GateRequest(CommandRequest):
     )
     eval_data: Path | None = option(EVAL_DATA, None)
     remeasure: tuple[str, ...] = option(REMEASURE, ())
-    leave_out: tuple[str, ...] = option(
-        Option(
-            "--leave-out",
-            "Suite that is not compared, since what it needs is not on record; repeatable.",
-            metavar="SUITE",
-            has_variable=False,
-        ),
-        (),
-    )
+    leave_out: tuple[str, ...] = option(LEAVE_OUT, ())
+    on_fail: OnFail = option(ON_FAIL, "hold")
     weights: Path | None = option(WEIGHTS, None)
     registry: str | None = option(REGISTRY, None)
 
@@ -361,12 +369,15 @@ class RecheckRequest(CommandRequest):
     source: str | None = option(
         Option(
             "--source",
-            "Where the source checkpoint, the baseline, is now. Default: where it was.",
+            "Compare with the source checkpoint in any case, which is now there. Default: only if "
+            "the variant is not shown to be what was promoted, and where the source was.",
             metavar="CHECKPOINT",
             has_variable=False,
         ),
         None,
     )
+    leave_out: tuple[str, ...] = option(LEAVE_OUT, ())
+    on_fail: OnFail = option(ON_FAIL, "hold")
     trust_remote_code: bool = option(TRUST_REMOTE_CODE, False)
     eval_data: Path | None = option(EVAL_DATA, None)
     registry: str | None = option(REGISTRY, None)

@@ -20,10 +20,15 @@ SAME_DECISION = "same_decision"
 
 
 class NoiseFloor(Record):
-    """Changes by serving alone, from a repeated baseline: greedy is not bit-stable."""
+    """Changes by serving alone, from a repeated side: greedy is not bit-stable."""
 
-    n: int = Field(description="questions that the baseline was asked twice")
+    n: int = Field(description="questions that the side was asked twice")
     flips: int = Field(description="of these, how many scores differed")
+    side: Literal["baseline", "candidate"] = Field(
+        "baseline",
+        description="that was asked twice; the candidate, by two starts of its server, where the "
+        "baseline is on record",
+    )
 
 
 class GroupReport(Record):
@@ -129,7 +134,10 @@ class QualityResult(GateResult):
         floor = self.noise_floor
         if floor is None:
             return ""
-        return f"the baseline asked twice changed {floor.flips} of {floor.n} scores"
+        who = "the baseline asked twice"
+        if floor.side == "candidate":
+            who = "two starts of this engine"
+        return f"{who} changed {floor.flips} of {floor.n} scores"
 
     @property
     def shares(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import sqrt
 from statistics import fmean, stdev
+from typing import Literal
 
 from eval_gates.clusters import group_by_cluster, means
 from eval_gates.depth import report_depths
@@ -20,6 +21,7 @@ from eval_gates.suites.suite_kind import kind_of
 from recipes.policy import AnySuite
 
 Answers = Sequence[Answer]
+ArmSide = Literal["baseline", "candidate"]
 
 
 def judge_suite(
@@ -32,13 +34,15 @@ def judge_suite(
     candidate: Answers,
     again: Answers,
     guessing: float,
+    asked_twice: ArmSide = "baseline",
 ) -> QualityResult:
     """Compare a variant's answers with the baseline's.
 
-    Answers are in the order of asking. `again` has the baseline's second ones. `guessing` is the
-    chance-level mean score. ValueError if prompts differ, or answers are missing.
+    Answers are in the order of asking. `again` has the second ones of the side that was
+    `asked_twice`. `guessing` is the chance-level mean score. ValueError if prompts differ, or
+    answers are missing.
     """
-    floor = floor_of(name, baseline, again)
+    floor = floor_of(name, baseline if asked_twice == "baseline" else candidate, again, asked_twice)
     kind = kind_of(suite)
     answers = (*baseline, *candidate)
     if kind.scores_unrelated and any(answer.unrelated is None for answer in answers):
@@ -187,14 +191,17 @@ def check_paired(name: str, baseline: Answers, candidate: Answers) -> None:
         raise ValueError(f"{name}: some answers have no tokens")
 
 
-def floor_of(name: str, first: Answers, again: Answers) -> NoiseFloor | None:
-    """Return how often the repeated baseline's scores changed."""
+def floor_of(
+    name: str, first: Answers, again: Answers, side: ArmSide = "baseline"
+) -> NoiseFloor | None:
+    """Return how often the repeated side's scores changed."""
     asked = min(len(first), len(again))
     if not asked:
         return None
     check_paired(f"{name}, asked again", first[:asked], again[:asked])
     pairs = zip(first[:asked], again[:asked], strict=True)
-    return NoiseFloor(n=asked, flips=sum(one.score != other.score for one, other in pairs))
+    flips = sum(one.score != other.score for one, other in pairs)
+    return NoiseFloor(n=asked, flips=flips, side=side)
 
 
 def overall(gates: Sequence[GateResult]) -> tuple[Verdict, str, float]:

@@ -72,12 +72,29 @@ class Margin(ConfigModel):
         return self
 
     @property
+    def half(self) -> Margin:
+        """Half of the loss."""
+        if self.points is not None:
+            return Margin(points=self.points / 2)
+        return Margin(recovery=1 - (1 - (self.recovery or 0)) / 2)
+
+    @property
     def words(self) -> str:
         """Short form: `1 point`, `99 % recovery`."""
         if self.recovery is not None:
             return f"{100 * self.recovery:g} % recovery"
         points = 100 * (self.points or 0)
         return f"{points:g} point" + ("" if points == 1 else "s")
+
+
+class EngineRule(ConfigModel):
+    """What another engine under a promoted variant may change; `prepare recheck` decides by it."""
+
+    margins: dict[Name, dict[Family, Margin]] = Field(
+        min_length=1,
+        description="by suite and recipe family, the largest acceptable loss against the variant's "
+        "own recorded answers. Without one it is half of the suite's margin",
+    )
 
 
 class UsualChange(ConfigModel):
@@ -271,6 +288,9 @@ class Policy(ConfigModel):
     cost: CostGate | None = Field(
         None, description="gate on tokens per solved task, which has an error rate"
     )
+    engine: EngineRule | None = Field(
+        None, description="what another engine under a promoted variant may change"
+    )
     undecided_supporting: Literal["pass", "hold"] = Field(
         "pass",
         description="pass: an undecided supporting gate blocks nothing, and the verdict names it. "
@@ -284,6 +304,11 @@ class Policy(ConfigModel):
         "more is not asked anything",
     )
     promotion: PromotionRule = PromotionRule()
+
+    def engine_margin(self, suite: str, family: Family) -> Margin | None:
+        """Return the margin that `engine` names for another engine."""
+        named = self.engine.margins.get(suite, {}) if self.engine is not None else {}
+        return named.get(family)
 
     def gates_on(self, accelerator: Accelerator | None) -> tuple[SpeedGate, ...]:
         """Return speed gates; None for external endpoints."""
@@ -347,6 +372,13 @@ class Policy(ConfigModel):
                     f"score; write 'thinking: keep' (or 'remove') to suites.{name}, so that they "
                     "count as unsolved"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _engine_margins_are_of_suites(self) -> Policy:
+        for name in self.engine.margins if self.engine is not None else ():
+            if name not in self.suites:
+                raise ValueError(f"engine.margins: the policy has no suite '{name}'")
         return self
 
     @model_validator(mode="after")

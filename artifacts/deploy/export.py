@@ -43,9 +43,10 @@ from recipes.workload import read_pinned
 
 Measure = Literal["ttft", "tpot", "latency"]
 MEASURES: dict[str, Measure] = {"ttft_ms": "ttft", "tpot_ms": "tpot", "latency_ms": "latency"}
-TARGETS = ("kubernetes", "argo-rollouts", "litellm", "monitoring")
+TARGETS = ("kubernetes", "argo-rollouts", "litellm", "monitoring", "watch")
 # Targets that fetch their files from a registry.
-FETCHING = ("kubernetes", "argo-rollouts")
+FETCHING = ("kubernetes", "argo-rollouts", "watch")
+COPIES = ("oci://", "hf://")  # which have no aliases
 PORT = 8000
 # Paths in a container: in the image (`Containerfile`), and of volumes.
 IMAGE_HOME = Path("/var/lib/prepare")
@@ -118,6 +119,7 @@ class Export:
     canary: str | None = None
     canary_weight: int = 10  # percent
     previous: str | None = None
+    alias: str = ""  # by which a check finds the version; '' by its number
 
     @property
     def engine(self) -> Engine:
@@ -158,10 +160,15 @@ class Export:
     def fetch(self) -> list[str]:
         """Command that pulls the files, unless the volume has them."""
         where = [f"{self.name}@{self.version}", WEIGHTS, f"--registry={self.source}"]
-        if self.source.startswith(("oci://", "hf://")):
+        if self.source.startswith(COPIES):
             where = [self.source, WEIGHTS]
         start = ["sh", "-c", f'test -d {WEIGHTS} || exec "$@"', "fetch", "prepare", "pull"]
         return [*start, *where, f"--require={MANIFEST_TAG}={self.manifest}"]
+
+    @property
+    def watched(self) -> str:
+        """The version that a check compares with."""
+        return f"{self.name}@{self.alias or self.version}"
 
     @property
     def shares(self) -> dict[str, int]:
@@ -245,6 +252,12 @@ def write_export(export: Export, target: str, destination: Path) -> list[Path]:
             hint=f"`{push}`, then add "
             "the address that it prints: --from oci://HOST/REPOSITORY@sha256:...",
         )
+    if target == "watch" and export.source.startswith(COPIES):
+        raise UsageError(
+            "a check finds its record by an alias, and a copy has none",
+            where=f"--from {export.source}",
+            hint="leave --from out, or name an MLflow server that the cluster can reach",
+        )
     files = render(export, target)
     check_new_folder(destination)
     hint = "name a folder that you may write"
@@ -269,6 +282,9 @@ def render(export: Export, target: str) -> dict[str, str]:
     )
     environment.filters.update(q=quote, literal=_literal, from_yaml=yaml.safe_load)  # noqa: TID251
     facts = _facts(export)
+    if target == "watch":  # the alias may have moved since the last check
+        pull = ["prepare", "pull", export.watched, WEIGHTS, f"--registry={export.source}"]
+        facts["fetch"] = pull
     return {
         name.removeprefix(f"{target}/").removesuffix(".j2"): environment.get_template(name).render(
             facts
@@ -331,6 +347,11 @@ def _facts(export: Export) -> dict[str, Any]:
         "has_drafts": judged.serving.speculative is not None,
         "limits": [rule for rule in rules if rule is not None],
         "policy": yaml.safe_dump(policy, sort_keys=False),
+        "watch": [
+            *("prepare", "gate", f"--baseline={export.watched}"),
+            f"--candidate=http://{service_of(export.name, export.version)}:{PORT}",
+            *(f"--weights={WEIGHTS}", f"--registry={export.source}"),
+        ],
         "gate": [
             *("prepare", "gate", f"--baseline=http://{app}-stable:{PORT}"),
             *(f"--candidate=http://{app}-canary:{PORT}", f"--tokenizer={WEIGHTS}"),

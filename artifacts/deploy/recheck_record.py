@@ -14,8 +14,7 @@ from artifacts.deploy.registered import RegisteredVersion
 from artifacts.deployable import Deployable, TupleDifference
 from artifacts.evidence.verify import check_run
 from artifacts.registry import Version, who_am_i
-from artifacts.run_record import VariantReport, find_run
-from eval_gates.gate_result import Verdict
+from artifacts.run_record import RecheckAnswer, RecheckReport, find_run
 from pipeline.stages.evidence import Evidence
 from pipeline.stages.verdict import policy_digest
 from prepare.errors import PrepareError, RegistryError
@@ -31,16 +30,27 @@ DIGITS = 12
 class RecheckRecord(Record):
     """The outcome of one recheck."""
 
-    schema_version: int = Field(1, description="of this record")
+    schema_version: int = Field(2, description="of this record")
     when: str = Field(description="UTC, ISO 8601")
     who: str = Field(description="who asked for it")
-    run: str = Field(description="id of the run that has the evidence, in the store of `who`")
     tuple_digest: str = Field(description="of the members")
     members: Deployable = Field(description="the deployable tuple that was measured")
-    changed: tuple[str, ...] = Field(description="in which members it was not the judged one")
-    verdict: Verdict = Field(description="of the gates on this tuple")
+    changed: tuple[str, ...] = Field((), description="in which members it was not the judged one")
+    report: RecheckReport = Field(
+        description="its answers; their runs are in the store of `who`, with the evidence"
+    )
     stands: bool = Field(description="whether the version's verdict holds for this tuple")
-    reason: str = Field(description="why, in words")
+
+    @property
+    def answers(self) -> list[RecheckAnswer]:
+        """The answers, the variant against itself first."""
+        report = self.report
+        return [asked for asked in (report.engine, report.source) if asked is not None]
+
+    @property
+    def runs(self) -> list[str]:
+        """Ids of the runs that have the evidence."""
+        return [answer.run for answer in self.answers]
 
     def tags(self) -> dict[str, str]:
         text = self.model_dump_json()
@@ -51,23 +61,17 @@ def record_of(
     past: RegisteredVersion,
     here: Deployable,
     changed: Sequence[TupleDifference],
-    report: VariantReport,
-    run: str,
-) -> RecheckRecord | None:
-    """Return the registry's record of `here`; None without a verdict."""
-    held = stands(past.bundle.variant.verdict, report.verdict)
-    if held is None or report.verdict in ("error", "skipped"):
-        return None
+    report: RecheckReport,
+) -> RecheckRecord:
+    """Return the registry's record of `here`."""
     return RecheckRecord(
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         who=who_am_i(),
-        run=run,
         tuple_digest=here.digest,
         members=here,
         changed=tuple(map(str, changed)),
-        verdict=report.verdict,
-        stands=held,
-        reason=report.reason,
+        report=report,
+        stands=stands(past.bundle.variant.verdict, report),
     )
 
 
@@ -90,33 +94,68 @@ def rechecks_of(version: Version) -> list[RecheckRecord]:
     return rechecks
 
 
-def stands(then: str, now: str) -> bool | None:
-    """Return whether a verdict holds after a later one; None for an error.
+def stands(then: str, report: RecheckReport) -> bool:
+    """Return whether a verdict holds after a recheck.
 
-    A verdict other than pass holds if `now` is no worse.
+    The variant must be what it was. Against its source a verdict other than pass holds if it is no
+    worse now.
     """
-    if now not in ("pass", "fail", "undecided"):
-        return None
-    return now in ("pass", then) or then == "fail"
+    is_itself = report.engine is None or report.engine.verdict == "pass"
+    now = report.source.verdict if report.source is not None else then
+    return is_itself and (now in ("pass", then) or then == "fail")
 
 
 def proven_tuple(record: RecheckRecord, past: RegisteredVersion, store: Store) -> Deployable | None:
     """Return the rechecked tuple if this store's evidence confirms it."""
+    report = record.report
     try:
-        run = find_run(store, record.run)
-        (check,) = check_run(run, store)
-        judged = Evidence.of_variant(store, run.judges[check.recipe])
-        proven = Deployable.of(judged)
-        proven.check_servable(f"run {run.run}")
+        engine = _judged_in(report.engine, store)
+        source = _judged_in(report.source, store)
+        asked = [judged for judged in (engine, source) if judged is not None]
+        tuples = [Deployable.of(judged) for judged in asked]
+        for measured in tuples:
+            measured.check_servable(f"run {record.runs[0]}")
+        is_proven = (
+            len(asked) > 0
+            and (engine is None or _is_against_record(engine, past, whole=source is None))
+            and (source is None or _is_against_source(source, past))
+            and all(judged.trust_remote_code == past.judged.trust_remote_code for judged in asked)
+            and all(measured.digest == record.tuple_digest for measured in tuples)
+            and all(measured.weights == past.deployable.weights for measured in tuples)
+            and RecheckReport.of(report.engine, report.source) == report
+            and stands(past.bundle.variant.verdict, report)
+        )
     except (PrepareError, ValueError, LookupError, TypeError):
         return None
-    same = (
-        not check.differences
-        and check.computed is not None
-        and proven.digest == record.tuple_digest
-        and proven.weights == past.deployable.weights
-        and judged.trust_remote_code == past.judged.trust_remote_code
-        and policy_digest(judged.judge.record) == policy_digest(past.judged.judge.record)
-    )
-    held = same and stands(past.bundle.variant.verdict, str(check.computed))
-    return proven if held else None
+    return tuples[0] if is_proven else None
+
+
+def _judged_in(answer: RecheckAnswer | None, store: Store) -> Evidence | None:
+    """Return the evidence of an answer; ValueError if it gives another one."""
+    if answer is None:
+        return None
+    run = find_run(store, answer.run)
+    (check,) = check_run(run, store)
+    if check.differences or check.computed != answer.verdict:
+        raise ValueError(f"run {run.run} has another verdict")
+    if run.judges[check.recipe] != answer.judge:
+        raise ValueError(f"run {run.run} judged something else")
+    return Evidence.of_variant(store, answer.judge)
+
+
+def _is_against_record(judged: Evidence, past: RegisteredVersion, *, whole: bool) -> bool:
+    """Return whether it is of the version's own answers, of all suites if `whole`.
+
+    The policy was compared with the record's when it was judged again.
+    """
+    recorded = judged.recorded
+    if recorded is None or (whole and recorded.parameters.left_out):
+        return False
+    version = past.judged.judge.record.key
+    return (recorded.parameters.judge, recorded.parameters.side) == (version, "candidate")
+
+
+def _is_against_source(judged: Evidence, past: RegisteredVersion) -> bool:
+    """Return whether it is of the version's source, by the version's policy."""
+    digests = [policy_digest(verdict.judge.record) for verdict in (judged, past.judged)]
+    return judged.recorded is None and digests[0] == digests[1]

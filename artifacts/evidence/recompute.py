@@ -18,6 +18,7 @@ from pipeline.stages.recorded import (
     RecordedResult,
     compared_policy,
     facts_of,
+    find_other_margins,
 )
 from pipeline.stages.verdict import JUDGE, JudgeResult
 from prepare.digest import digest_file, digest_json
@@ -160,7 +161,10 @@ def _find_other_record(evidence: Evidence) -> Iterator[str]:
         return
     if facts != record.result:
         yield f"{RECORDED.name}: its facts are not those of its evidence"
-    policy = compared_policy(recorded.judge.parameters.policy, parameters.left_out)
+    then = recorded.judge.parameters
+    for fault in find_other_margins(parameters, then.policy, then.family):
+        yield f"{RECORDED.name}: {fault}"
+    policy = compared_policy(then.policy, parameters, then.family)
     if policy.model_dump() != evidence.judge.parameters.policy.model_dump():
         yield f"{RECORDED.name}: the policy is not that of its evidence"
     for name in policy.suites:

@@ -18,6 +18,7 @@ from artifacts.evidence.differences import (
     find_differing_values,
 )
 from artifacts.evidence.manifest import MANIFEST, Manifest, find_changes, read_manifest
+from artifacts.evidence.recheck_check import find_other_recheck
 from artifacts.evidence.recompute import find_evidence, judge_again, read_stages
 from artifacts.evidence.tuning_check import check_tuning
 from artifacts.run_record import NOT_PREFERRED, RunReport, VariantReport, report_judged
@@ -105,6 +106,7 @@ def check_run(report: RunReport, store: Store) -> list[VariantCheck]:
             hint=f"`{own_command('runs')}` names the runs and their verdicts",
         )
     missing = find_missing(report) if report.status == "finished" else []
+    missing += find_other_recheck(report, store)
     return [
         replace(
             check,

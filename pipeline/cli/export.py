@@ -30,7 +30,7 @@ def export(
         str,
         option(
             "--for",
-            "What reads the files: kubernetes, argo-rollouts, litellm or monitoring.",
+            "What reads the files: kubernetes, argo-rollouts, litellm, monitoring or watch.",
             metavar="TARGET",
         ),
     ],
@@ -95,6 +95,7 @@ def export(
         canary=canary_version,
         canary_weight=canary_weight,
         previous=previous,
+        alias=named if (named := reference.rpartition("@")[2]) != version.version else "",
     )
     files = write_export(made, target, destination)
     if as_json:

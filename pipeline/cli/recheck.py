@@ -25,10 +25,13 @@ def recheck(
     """Check whether a version's verdict still holds; measure again if anything changed.
 
     The verdict is about a tuple: weights, engine, environments, serving
-    arguments and hardware. If none changed, nothing is run. Otherwise the source
-    checkpoint and the registered weights are served with the present tuple, and
-    judged by the same policy as before. Nothing is quantized, no alias moves, and the
-    outcome is stored as a tag of the version. Run it again to continue.
+    arguments and hardware. If none changed, nothing is run. Otherwise the registered
+    weights are served with the present tuple, and compared with their own recorded
+    answers: is it still what was promoted? If that is not shown, or with --source, the
+    source checkpoint is served, too, and both are judged by the same policy as before. The
+    outcome names the cause: the engine, quantization, both or neither. Nothing is
+    quantized, no alias moves, and the outcome is stored as a tag of the version. Run it
+    again to continue.
     --force measures everything again though nothing changed, --remeasure only one gate.
 
     Examples
@@ -51,7 +54,7 @@ def recheck(
         print_json(outcome.to_dict())
     else:
         print_outcome(outcome)
-    end(outcome.report.error if outcome.report else None, outcome.exit_code)
+    end(outcome.error if outcome.exit_code else None, outcome.exit_code)
 
 
 def print_outcome(outcome: RecheckOutcome) -> None:
@@ -59,28 +62,43 @@ def print_outcome(outcome: RecheckOutcome) -> None:
     version = outcome.past.version
     name = f"{version.name} version {version.version} ({outcome.past.bundle.recipe})"
     if outcome.refuted is not None:
+        refuted = outcome.refuted
         print(
             f"{name}: nothing changed, and the verdict does not stand: the recheck of "
-            f"{outcome.refuted.when} on this very tuple ended with '{outcome.refuted.verdict}': "
-            f"{outcome.refuted.reason}\n{next_step(outcome)}; --force measures once more"
+            f"{refuted.when} on this very tuple ended with '{refuted.report.verdict}': "
+            f"{refuted.report.words}\n{next_step(outcome)}; --force measures once more"
         )
         return
-    if outcome.report is None:
+    if not outcome.runs:
         print(f"{name}: the verdict stands: nothing changed")
         return
     if outcome.changed:
         rows = [[change.member, change.then, change.now] for change in outcome.changed]
         print_table(["changed", "judged", "here"], rows)
-    if (now := outcome.now) is None:
+    report = outcome.report
+    if report is None:
         return
-    then = outcome.past.bundle.variant
-    before, after = ({gate.name: gate for gate in report.gates} for report in (then, now))
-    rows = [[n, *gate_cells(before.get(n)), *gate_cells(after.get(n))] for n in before | after]
-    rows.append(["all", "", then.verdict, "", now.verdict])
-    print_table(["gate", "then", "", "now", ""], rows)
+    if (engine := outcome.variant_of(report.engine)) is not None:
+        rows = [[gate.name, *gate_cells(gate), floor_of(gate)] for gate in engine.gates]
+        print_table(["gate", "on record to here", "", "noise"], rows)
+    if (source := outcome.variant_of(report.source)) is not None:
+        then = outcome.past.bundle.variant
+        before, after = ({gate.name: gate for gate in report.gates} for report in (then, source))
+        rows = [[n, *gate_cells(before.get(n)), *gate_cells(after.get(n))] for n in before | after]
+        rows.append(["all", "", then.verdict, "", source.verdict])
+        print_table(["gate", "source to variant, then", "", "here", ""], rows)
     words = {True: "the verdict stands", False: "the verdict does not stand", None: "no verdict"}
-    print(f"{name}: {words[outcome.stands]}: {now.verdict}: {now.reason}")
+    print(f"{name}: {words[outcome.stands]}: {report.words}")
+    for question, asked in (("the record", report.engine), ("the source", report.source)):
+        if asked is not None:
+            print(f"  against {question}: {asked.verdict}: {asked.reason}")
     print(next_step(outcome))
+
+
+def floor_of(gate: GateResult) -> str:
+    """Return what two starts of the engine differ by."""
+    floor = getattr(gate, "noise_floor", None)
+    return f"{floor.flips} of {floor.n} between two starts" if floor is not None else ""
 
 
 def gate_cells(gate: GateResult | None) -> list[str]:
@@ -99,5 +117,7 @@ def next_step(outcome: RecheckOutcome) -> str:
         return f"Next: {own_command('serve', f'{version.name}@{version.version}')}"
     if outcome.stands is None:
         return f"Next: {look}; fix the cause, and run the same command again"
+    if (moved := outcome.moved) is not None:
+        return f"{version.name}@{moved.alias} is version {moved.version} again. Next: {look}"
     back = own_command("rollback", version.name)
     return f"No alias has moved. Next: {look}; `{back}` moves the alias back"

@@ -44,8 +44,8 @@ class Builder:
 
     `reference` identifies the baseline for attempts. `profile` is None for endpoints. The error
     rate is divided by `tried`, unless the trial descends: then the variants are in their order,
-    the largest first. `run` is '' to look ahead only. Both sides are measured again for
-    `other_weights`.
+    the largest first. `run` is '' to look ahead only. A first measurement again has the number
+    `first_again`. Both sides are measured again for `other_weights`.
     """
 
     policy: Policy
@@ -61,6 +61,7 @@ class Builder:
     descends: bool = False
     run: str = ""
     remeasured: Collection[str] = ()
+    first_again: int = 1
     other_weights: Sequence[str] = ()
 
     def build(self) -> Plan:
@@ -83,6 +84,7 @@ class Builder:
             shared["recorded"] = baseline.stages["sanity"]
             shared |= {f"recall.{name}": spec for name, spec in first.items()}
             baseline = replace(baseline, stages={**baseline.stages, **first})
+            variants = [self._with_floors(arm, asked[arm.recipe.name]) for arm in variants]
         else:
             repeats = {
                 repeat_role(name): self._repeat(name, spec)
@@ -122,6 +124,19 @@ class Builder:
             inputs["weights"] = arm.stages["check_weights"]
         spec = SANITY.spec(arm.recipe.name, arm.identity, inputs, ServerRuntime(), self.store)
         return _with(arm, {"sanity": spec})
+
+    def _with_floors(self, arm: Arm, asked: Mapping[str, StageSpec]) -> Arm:
+        """Return our arm with its repeated questions, which another start answers first."""
+        if not arm.is_ours:
+            return arm
+        recorded = self.baseline.recorded
+        assert recorded is not None
+        floors = {
+            repeat_role(name): self._repeat(name, spec, recorded.answered(name))
+            for name, spec in asked.items()
+            if self.policy.suites[name].noise_floor_questions
+        }
+        return _with(arm, floors)
 
     def _questions(self, name: str) -> StageSpec:
         suite = self.policy.suites[name]
@@ -187,8 +202,10 @@ class Builder:
         """
         store = Store(self.store)
         latest, runs = AttemptLedger(store).latest_repeat(trial, gate)
-        if gate not in self.remeasured or not runs or self.run in runs:
+        if gate not in self.remeasured or self.run in runs:
             return latest
+        if not runs:
+            return max(latest, self.first_again)
         return latest + all(store.find_current(s.stage, s.key) for s in stages(latest))
 
     def _ask(
@@ -277,10 +294,16 @@ class Builder:
         """Return the requests in flight of a second asking: other neighbors in the batches."""
         return max(1, (suite.concurrency or self._in_flight) // 2)
 
-    def _repeat(self, name: str, first: StageSpec) -> StageSpec:
-        """Return the stage that repeats the first questions."""
+    def _repeat(self, name: str, first: StageSpec, most: int | None = None) -> StageSpec:
+        """Return the stage that repeats the first questions, at most those on record."""
         suite = self.policy.suites[name]
-        again = {"max_questions": suite.noise_floor_questions, "is_again": True}
+        wanted = suite.noise_floor_questions
+        again = {
+            "max_questions": wanted if most is None else min(wanted, most),
+            "min_values": 0,
+            "rule": None,
+            "is_again": True,
+        }
         slower = {"suite": repeat_role(name), "concurrency": self._slower(suite)}
         return EVALUATE.spec(
             first.variant,

@@ -47,7 +47,7 @@ class ModelPlanner:
 
     `made` has stages of existing weights by recipe. `tried` recipes are counted by verdicts.
     `sizes` has expected bytes of weights by recipe, by which a descent is ordered. `run` is '' to
-    look ahead only.
+    look ahead only. `first_again` is as a Builder's.
     """
 
     choices: Choice
@@ -59,6 +59,7 @@ class ModelPlanner:
     tried: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     run: str = ""
+    first_again: int = 1
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -85,6 +86,7 @@ class ModelPlanner:
             descends=self.choices.asked.until_pass,
             run=self.run,
             remeasured=self.choices.remeasured,
+            first_again=self.first_again,
             other_weights=sorted(made.values()),
         ).build()
 

@@ -83,8 +83,9 @@ class PlanProgress:
             inputs[f"baseline.{suite}"] = spec.inputs["baseline"]
             inputs[f"candidate.{suite}"] = spec
             inputs[f"questions.{suite}"] = spec.inputs["questions"]
-            if repeat_role(suite) in plan.baseline.stages:
-                inputs[f"again.{suite}"] = plan.baseline.stages[repeat_role(suite)]
+            twice = plan.baseline if plan.baseline.recorded is None else variant
+            if repeat_role(suite) in twice.stages:
+                inputs[f"again.{suite}"] = twice.stages[repeat_role(suite)]
         return JUDGE.spec(
             variant.recipe.name,
             JudgeParameters(

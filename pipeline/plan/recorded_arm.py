@@ -10,7 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from artifacts.deploy.registered import checked_folder, find_version, open_version
+from artifacts.deploy.registered import (
+    RegisteredVersion,
+    checked_folder,
+    find_version,
+    open_version,
+)
 from artifacts.evidence.recompute import check_archive
 from artifacts.evidence.verify import check_run
 from artifacts.registry import Registry
@@ -40,7 +45,7 @@ from prepare.stage import StageRecord, StageReference, StageSpec
 from prepare.store import Store
 from recipes.catalog import BASELINE
 from recipes.checkpoints.weight_files import ARCHIVE
-from recipes.policy import Policy
+from recipes.policy import Margin, Policy
 
 ARM = "baseline"
 
@@ -64,7 +69,7 @@ class RecordedArm:
 
     @property
     def policy(self) -> Policy:
-        return compared_policy(self.judged.policy, self.parameters.left_out)
+        return compared_policy(self.judged.policy, self.parameters, self.judged.family)
 
     @property
     def by_chat(self) -> bool:
@@ -80,6 +85,10 @@ class RecordedArm:
         """Return the record of a suite's answers."""
         return self.evidence.record(f"{self.parameters.side}.{suite}")
 
+    def answered(self, suite: str) -> int:
+        """Return the number of a suite's recorded answers."""
+        return len(self.evidence.answers(f"{self.parameters.side}.{suite}"))
+
     def counts(self) -> dict[str, int | None]:
         """Return the answered questions, or clusters, by suite: no look goes further."""
         return {
@@ -90,6 +99,11 @@ class RecordedArm:
     def without(self, left_out: Sequence[str]) -> RecordedArm:
         """Return the arm without these suites."""
         parameters = self.parameters.model_copy(update={"left_out": tuple(sorted(left_out))})
+        return replace(self, parameters=parameters)
+
+    def with_margins(self, margins: Mapping[str, Margin]) -> RecordedArm:
+        """Return the arm for a comparison of engines, by these margins."""
+        parameters = self.parameters.model_copy(update={"margins": dict(margins)})
         return replace(self, parameters=parameters)
 
     # --- what is not there ----------------------------------------------------------------------
@@ -212,10 +226,15 @@ def _of_version(
     version = find_version(registry, reference)
     folder = checked_folder(version, weights, settings, "gate")
     # Nothing of it is run: its tokenizer is loaded without its code.
-    past = open_version(version, folder, trust_remote_code=True)
+    return record_of_version(open_version(version, folder, trust_remote_code=True))
+
+
+def record_of_version(past: RegisteredVersion) -> RecordedArm:
+    """Return the recorded answers of a checked version."""
+    version = past.version
     origin = f"{version.name}@{version.version}"
     judge = past.bundle.judges[past.bundle.recipe]
-    return _read(folder / ARCHIVE, origin, judge, "candidate", folder)
+    return _read(past.folder / ARCHIVE, origin, judge, "candidate", past.folder)
 
 
 def _of_run(report: RunReport, variant: str, store: Store, scratch: Path) -> RecordedArm:

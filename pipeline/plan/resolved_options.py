@@ -91,11 +91,7 @@ class Choice:
     @property
     def environments(self) -> tuple[str, ...]:
         """The environments that carry out the run, each once."""
-        needed = ["quantize", *(recipe.quantization.environment for recipe in self.recipes)]
-        needed.append(find_engine(self.profile.engine).environment)
-        if self.policy.gates_on(self.profile.accelerator):
-            needed.append(LOAD_GENERATOR)
-        return tuple(dict.fromkeys([*needed, "evaluate"]))
+        return environments_of(self.recipes, self.profile, self.policy)
 
     def resolved(self) -> ResolvedOptions:
         """Return what the run's record says of it."""
@@ -112,6 +108,17 @@ class Choice:
             kv_cache_note=PAIRS_NOTE if self.kv_formats else profile.kv_cache_note,
             speculation=speculative.words(profile.engine) if speculative else "",
         )
+
+
+def environments_of(
+    recipes: Sequence[Recipe], profile: ServingProfile, policy: Policy
+) -> tuple[str, ...]:
+    """Return the environments that make, serve and judge these variants, each once."""
+    needed = ["quantize", *(recipe.quantization.environment for recipe in recipes)]
+    needed.append(find_engine(profile.engine).environment)
+    if policy.gates_on(profile.accelerator):
+        needed.append(LOAD_GENERATOR)
+    return tuple(dict.fromkeys([*needed, "evaluate"]))
 
 
 def choose(

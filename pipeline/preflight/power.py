@@ -16,20 +16,27 @@ from eval_gates.decision_gate import gate_name
 from eval_gates.statistics.assay_sensitivity import min_questions_for_sensitivity
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import min_unchanged_values, planned_looks
+from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.stopping import comparison_of
 from eval_gates.suites.decision_task import gates_of
 from eval_gates.suites.suite_kind import SuiteKind, kind_of
+from pipeline.plan.recorded_arm import RecordedArm
 from pipeline.preflight.chances import GatePower, chances, format_chance
 from pipeline.preflight.decision_power import DecisionGatePower, words_at_sessions
 from pipeline.stages.questions import QuestionsResult
+from pipeline.stages.recorded import engine_margin
 from prepare.errors import UsageError
-from recipes.policy import AnySuite, Policy
+from recipes.policy import AnySuite, Margin, Policy
 from recipes.schema import Family, Recipe
 
 Counts = Mapping[str, int | None]
 
 MIN_CHANCE = 0.2
 """Below it a critical gate is refused: nearly every good variant would stay undecided."""
+ENGINE_FLIPS = 0.01
+"""Share of right answers that two starts of one engine change."""
+LIKELY = 0.8
+"""Below it half of a margin would often leave an unchanged engine undecided."""
 _FLIPS = 0.04
 _GRADED_FLIPS = 0.6  # share of changed scores, where the policy states none
 RATIO = (1.0, 1.05)
@@ -88,6 +95,62 @@ def policy_power(
     return tuple(gate.power() for gate in gates) + tuple(
         gate.power() for gate in _kind_gates(policy, recipes, counts, level)
     )
+
+
+def engine_margins(record: RecordedArm) -> dict[str, Margin]:
+    """Return by suite what another engine under a recorded arm may lose.
+
+    It is what the policy names, else half of the suite's margin; where too few answers are recorded
+    for an unchanged engine to pass that mostly, the whole.
+    """
+    policy = record.judged.policy
+    family = record.judged.family
+    level = gate_level(policy.alpha, policy.attempts, 1)
+    margins = {}
+    for name, count in record.counts().items():
+        margins[name] = decidable_margin(policy, name, family, level, count)
+    return margins
+
+
+def recheck_notes(policy: Policy, recipes: Sequence[Recipe], counts: Counts) -> Iterator[str]:
+    """Yield suites that a variant may leave with too few answers to compare another engine by.
+
+    One that is decided at its first look is asked nothing more.
+    """
+    level = gate_level(policy.alpha, policy.attempts, 1)
+    families = dict.fromkeys(recipe.family for recipe in recipes)
+    for name, suite in policy.suites.items():
+        known = _available(policy, name, counts)
+        for family in families:
+            if family == "baseline" or known is None:
+                continue
+            margin = comparison_of(suite.margins[family]).margin
+            first = planned_looks(known, margin)[0].n
+            wanted = engine_margin(policy, name, family)
+            if policy.engine_margin(name, family) is not None:
+                compared = suite.model_copy(update={"margins": {family: wanted}})
+                if _SuiteGate(name, compared, family, level, first).refusal() is not None:
+                    yield (
+                        f"{name}: {family} may be decided after {first:,} answers, too few for the "
+                        f"{wanted.words} of the policy's key engine: `prepare recheck` would refuse"
+                    )
+            elif decidable_margin(policy, name, family, level, first) != wanted:
+                yield (
+                    f"{name}: {family} may be decided after {first:,} answers, too few for half of "
+                    "its margin: `prepare recheck` would compare another engine by the whole"
+                )
+
+
+def decidable_margin(
+    policy: Policy, name: str, family: Family, level: float, count: int | None
+) -> Margin:
+    """Return what another engine may lose on a suite with so many recorded answers."""
+    margin = engine_margin(policy, name, family)
+    suite = policy.suites[name]
+    halved = suite.model_copy(update={"margins": {**suite.margins, family: margin}})
+    is_named = policy.engine_margin(name, family) is not None
+    gate = _SuiteGate(name, halved, family, level, count)
+    return margin if is_named or gate.passes_unchanged() else suite.margins[family]
 
 
 def check_power(
@@ -249,6 +312,23 @@ class _SuiteGate:
             "answers expected to flip",
             f"a wider margin; or more {self.unit}; or 'tier: supporting'",
         )
+
+    def passes_unchanged(self) -> bool:
+        """Return whether an engine that changes nothing mostly passes."""
+        if self.questions is None or self.refusal() is not None:
+            return False
+        size = self.kind.typical_change(self.suite)
+        flips = self.flips if size < 1 else min(self.flips, ENGINE_FLIPS)
+        of_nothing = chances(
+            self.comparison,
+            self.alpha,
+            self.questions,
+            flips=flips,
+            loss=0.0,
+            size=size,
+            baseline=self.kind.assumed_baseline,
+        )
+        return of_nothing.passes >= LIKELY
 
     def _outcome(self, loss: float, lost: str) -> tuple[float, str]:
         """Return the chance with that loss, and a sentence."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from eval_gates.answer_log import ANSWERS
@@ -12,7 +10,6 @@ from eval_gates.suites.suite_kind import for_worker, kind_of
 from pipeline.plan.progress import PlanProgress
 from pipeline.run.run import Run
 from pipeline.run.servers import facts_of
-from pipeline.stages.context import StageContext
 from pipeline.stages.evaluate import EVALUATE, TEXTS, folder_of, worker_spec
 from prepare.process_environment import NetworkAccess
 from prepare.stage import StageSpec
@@ -66,11 +63,5 @@ def _work(
     asked: dict[str, Any],
     needs: Collection[NetworkAccess],
 ) -> None:
-    with TemporaryDirectory() as folder:
-        context = StageContext[Any, Any](spec, Path(folder), run.store, run.progress)
-        context.run_worker(
-            "eval_gates.evaluate_worker",
-            asked,
-            plugins=[for_worker(suite) for suite in state.plan.policy.suites.values()],
-            needs=needs,
-        )
+    plugins = [for_worker(suite) for suite in state.plan.policy.suites.values()]
+    run.try_worker(spec, asked, plugins, needs)

@@ -104,7 +104,7 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
 
     PrepareError: the request is invalid, or an endpoint cannot answer; nothing is stored.
     """
-    refuse_given(request, ("leave_out", "weights"), "is about answers on record")
+    refuse_given(request, ("leave_out", "weights", "on_fail"), "is about answers on record")
     choice = choose_endpoints(request)
     wanted, left_out = without_uncontained(check_policy(choice))
     model = model_of(choice, wanted)

@@ -27,7 +27,7 @@ from pipeline.plan.serving_profile import draft_reference
 from pipeline.preflight.chances import GatePower
 from pipeline.preflight.durations import Expected, add_up
 from pipeline.preflight.gpu_fit import spread_over_gpus
-from pipeline.preflight.power import policy_power
+from pipeline.preflight.power import policy_power, recheck_notes
 from pipeline.preflight.speed_power import BlockNoise, speed_power
 from pipeline.preflight.survey import check_fitted, line, refusal, survey
 from pipeline.run.expected_times import (
@@ -247,7 +247,10 @@ def forecast(
         exit_code=refused.exit_code if refused is not None else ExitCode.SUCCESS,
         attempt=attempt,
         order=order,
-        notes=early.notes,
+        notes=(
+            *early.notes,
+            *(recheck_notes(policy, tried, sources.counts(policy)) if power else ()),
+        ),
         whole_run=tuple(assume_whole_run(choices, parameters)),
     )
 

@@ -5,11 +5,12 @@ Nothing of the record is served or asked. Its evidence gives policy, questions, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from artifacts.deploy.on_fail import FailedCheck, Rollback
 from artifacts.registry import Registry
 from artifacts.requests import GateRequest
 from artifacts.run_record import ResolvedOptions, RunReport, exit_code_of
@@ -81,6 +82,10 @@ def run_recorded_gate(request: GateRequest, settings: Settings, progress: Progre
         sources = SourceResolver(
             None, identity("evaluate", Accelerator.CPU, settings), settings.digests, progress
         )
+        rollback = None
+        if request.on_fail == "rollback":
+            checked = record.parameters.origin.rpartition("@")[2]
+            rollback = Rollback.of(registry, request.baseline, checked)
         record = leave_out(record, request.leave_out, sources, settings)
         choice = choose(request, record, settings.digests)
         run = Run(choice.asked, choice.resolved(), Accelerator.CPU, settings, progress)
@@ -89,6 +94,10 @@ def run_recorded_gate(request: GateRequest, settings: Settings, progress: Progre
             plan = plan_of(choice, settings, sources, run)
             carry_out(Servers(run), PlanProgress(plan, run.store))
             (report,) = run.log.variants()
+            if rollback is not None and report.verdict == "fail":
+                judge = run.log.report().judges.get(report.recipe, "")
+                failed = FailedCheck(run.log.run_id, judge, report.reason)
+                rollback.carry_out(failed, run.progress.note)
             run.exit_code = exit_code_of([report.verdict])
     return run.log.report()
 
@@ -210,18 +219,24 @@ def find_other_tokenizer(given: Path, record: RecordedArm, digests: FileDigests)
 
 def tell(choice: RecordedChoice, run: Run) -> None:
     """Note what is compared with what."""
-    record = choice.record
-    note = run.progress.note
+    engine = choice.candidate.tell_engine()
+    for words in (
+        *words_of_record(choice.record),
+        f"candidate: {engine or 'an engine that does not tell its version'}",
+    ):
+        run.progress.note(words)
+
+
+def words_of_record(record: RecordedArm) -> Iterator[str]:
+    """Yield what is on record, and what of it is not compared."""
     then = record.facts
     served = f"engine {then.engine_version}" if then.engine_version else "an unknown engine"
-    note(f"on record: {record.parameters.origin}, asked on {served}; nothing of it is served")
-    engine = choice.candidate.tell_engine()
-    note(f"candidate: {engine or 'an engine that does not tell its version'}")
+    yield f"on record: {record.parameters.origin}, asked on {served}; nothing of it is served"
     for name in record.parameters.left_out:
-        note(f"{name} is left out, as you asked: it is not compared")
+        yield f"{name} is left out, as you asked: it is not compared"
     if (speed := record.judged.policy.speed) is not None:
         gates = ", ".join(speed.tiers)
-        note(f"{gates}: left out, since speed is measured on two living servers")
+        yield f"{gates}: left out, since speed is measured on two living servers"
 
 
 def plan_of(choice: RecordedChoice, settings: Settings, sources: SourceResolver, run: Run) -> Plan:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ from pipeline.run.recorder import RecordingProgress, RunRecorder
 from pipeline.run.tries import Tries
 from pipeline.stages.block import BLOCK
 from pipeline.stages.check_weights import CHECK_WEIGHTS
-from pipeline.stages.context import ArmServers, advance
+from pipeline.stages.context import ArmServers, StageContext, advance
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.quantize import QUANTIZE
 from pipeline.stages.speed import SPEED
@@ -40,6 +41,7 @@ from prepare.file_locks import holder_of, is_locked
 from prepare.interruption import hold_interruptions, is_interruption
 from prepare.lots import NOTHING, Needs, Node
 from prepare.private_files import private_umask
+from prepare.process_environment import NetworkAccess
 from prepare.stage import StageRecord, StageReference, StageSpec
 from prepare.store import LOCKS
 
@@ -214,6 +216,19 @@ class Run:
         """Carry out a stage; return False if another process did."""
         with private_umask(self.store.root):
             return advance(spec, self.store, self.progress, servers, self.workers)[1]
+
+    def try_worker(
+        self,
+        spec: StageSpec,
+        worker_spec: dict[str, Any],
+        plugins: Sequence[Mapping[str, str]],
+        needs: Collection[NetworkAccess],
+    ) -> None:
+        """Run a stage's asking worker; store nothing."""
+        with TemporaryDirectory() as folder:
+            context = StageContext[Any, Any](spec, Path(folder), self.store, self.progress)
+            worker = "eval_gates.evaluate_worker"
+            context.run_worker(worker, worker_spec, plugins=plugins, needs=needs)
 
     def reuse(self, spec: StageSpec) -> StageRecord | None:
         """Return the stage's record, or remove remains."""

@@ -113,14 +113,21 @@ def do(servers: Servers, state: PlanProgress, piece: Piece, lot: Lot) -> None:
 
 
 def _serve(servers: Servers, state: PlanProgress, piece: Piece) -> None:
-    """Run the arm's unfinished stages; end early if the model is broken."""
+    """Run the arm's unfinished stages; end early if the model is broken.
+
+    What is asked twice is asked of two starts where the second answers decide.
+    """
     (arm,) = piece.arms
+    was_again = False
     for spec in piece.specs:
         if servers.run.reuse(spec) is not None:
             continue
         if needs_endpoint(spec, servers.run.store):
-            if REFERENCE in spec.inputs:  # whose answers are another start's
+            is_again = spec.stage == EVALUATE.name and EVALUATE.parameters_of(spec).is_again
+            is_after = was_again and not is_again
+            if REFERENCE in spec.inputs or (is_after and arm.is_ours):
                 servers.stop([arm.recipe.name])
+            was_again = is_again
             _ask(servers, arm, spec)
         else:
             servers.run.run_stage(spec)

@@ -33,7 +33,7 @@ from recipes.schema import AcceleratorName, Family, ServingProfile
 RESTORE = "restore it: without it the number of attempts is not known"
 _UNLIKE_CRITERIA = {"concurrency", "noise_floor_questions", "sources", "usual"}
 _NOT_CRITERIA: Any = {
-    **{"name": True, "summary": True, "promotion": True},
+    **{"name": True, "summary": True, "promotion": True, "engine": True},
     "suites": {"__all__": _UNLIKE_CRITERIA},
 }
 """Keys of a policy that decide nothing."""

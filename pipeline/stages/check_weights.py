@@ -17,10 +17,11 @@ from pydantic import Field
 from pipeline.stages.adopt import ADOPT
 from pipeline.stages.check_adopted import account_adopted
 from pipeline.stages.context import StageContext
+from pipeline.stages.packed import open_archive
 from pipeline.stages.quantize import QUANTIZE
-from prepare.errors import VerificationError
+from prepare.errors import EvidenceError, VerificationError
 from prepare.record import Record
-from prepare.stage import Stage, WorkerRuntime
+from prepare.stage import Stage, StageReference, WorkerRuntime
 from recipes.checkpoints.checkpoint import CheckpointFolder, read_folder
 from recipes.checkpoints.module_kind import is_quantizable, is_tied
 from recipes.checkpoints.weight_files import digest_auxiliary_files, read_json
@@ -48,7 +49,9 @@ class CheckWeightsParameters(Record):
 class CheckWeightsRuntime(WorkerRuntime):
     """Place of the source."""
 
-    checkpoint: CheckpointFolder
+    checkpoint: CheckpointFolder | None = Field(None, description="None: the check is on record")
+    archive: str = Field("", description="evidence with the check of these very weights")
+    recorded: str = Field("", description="its key there")
     trust_remote_code: bool = False
     texts: str = Field("", description="file whose first tokens a rescaled variant is compared on")
     baseline_bytes: int = Field(0, description="of the weights that it serves; 0: the source's")
@@ -150,6 +153,8 @@ class VerificationResult:
 def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> CheckWeightsResult:
     """Compare the `weights` input with its source (docs/explanation/limits.md)."""
     source = context.runtime.checkpoint
+    if source is None:
+        return _from_archive(context)
     weights = context.input_record("weights")
     output = context.input_folder("weights") / "output"
     # Before they are read: a later change is another digest. Registered weights may be links; their
@@ -186,6 +191,24 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
         outputs=None if verified.outputs is None else Outputs(**verified.outputs),
         not_compared=verified.not_compared,
     )
+
+
+def _from_archive(
+    context: StageContext[CheckWeightsParameters, CheckWeightsRuntime],
+) -> CheckWeightsResult:
+    """Return what was found of the same weights; EvidenceError if it is of others."""
+    runtime = context.runtime
+    reference = StageReference(stage=CHECK_WEIGHTS.name, key=runtime.recorded)
+    with open_archive(Path(runtime.archive)) as store:
+        record = CHECK_WEIGHTS.typed(store.get(reference))
+        weights = QUANTIZE.result_of(context.input_record("weights")).weights_digest
+        if (record.parameters, record.result.weights_digest) != (context.parameters, weights):
+            raise EvidenceError(
+                "the recorded check is of other weights",
+                where=runtime.archive,
+                hint="get the version again with `prepare pull`",
+            )
+        return record.result.model_copy(update={"auxiliary_files_digest": None})
 
 
 def check_variant(

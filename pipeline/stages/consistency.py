@@ -25,8 +25,7 @@ ASKING: Mapping[str, Stage[Any, Any, EvaluateResult]] = {
     RECALL.name: RECALL,
 }
 """Stages of answers."""
-# Prefixes of a judge stage's roles, by side: `again` is the baseline, asked a second time.
-SIDES = {"baseline": ("baseline.", "again."), "candidate": ("candidate.",)}
+SIDES = ("baseline", "candidate")
 
 
 def find_faults(parameters: JudgeParameters, evidence: Evidence) -> Iterator[str]:
@@ -47,7 +46,8 @@ def find_faults(parameters: JudgeParameters, evidence: Evidence) -> Iterator[str
     yield from find_other_forms(policy.suites, evidence)
     speed_gates = {ROLE + speed_gate.name for speed_gate in policy.gates_on(parameters.accelerator)}
     for role, record in records.items():
-        side, _, suite = role.partition(".")
+        prefix, _, suite = role.partition(".")
+        side = side_of(prefix, evidence.references)
         served: Mapping[str, ServedModel] = {}
         if record.stage == SPEED.name:
             served = SPEED.parameters_of(record).sides
@@ -59,11 +59,11 @@ def find_faults(parameters: JudgeParameters, evidence: Evidence) -> Iterator[str
             )
         elif record.stage == EVALUATE.name:
             asked = EVALUATE.parameters_of(record)
-            is_twice = side == "baseline" and kind_of(asked.suite).asks_baseline_twice
+            is_twice = prefix == "baseline" and kind_of(asked.suite).asks_baseline_twice
             if is_twice and REFERENCE not in record.inputs:
                 yield f"{role}: it was compared with no other start of the baseline"
             served = {side: asked}
-            if side == "candidate" and asked.rule != parameters.gates[suite]:
+            if prefix == "candidate" and asked.rule != parameters.gates[suite]:
                 yield f"{role}: asked by another rule than it is judged by"
             yield from find_other_questions(
                 role, record, evidence.answers(role), evidence.questions(f"questions.{suite}")
@@ -84,6 +84,16 @@ def find_other_forms(suites: Iterable[str], evidence: Evidence) -> Iterator[str]
             yield f"{name}: the sides were asked in different forms"
 
 
+def side_of(prefix: str, inputs: Mapping[str, StageReference]) -> str:
+    """Return the side of a role with this prefix.
+
+    `again` is the baseline, asked a second time; where that is on record, the candidate.
+    """
+    if prefix != "again":
+        return prefix
+    return "candidate" if RECORDED.name in inputs else "baseline"
+
+
 def find_mixed_sides(
     inputs: Mapping[str, StageReference], records: Mapping[str, StageRecord]
 ) -> Iterator[str]:
@@ -91,8 +101,12 @@ def find_mixed_sides(
 
     Each stage names its server's sanity stage, and a variant's answers the baseline's.
     """
-    for side, beginnings in SIDES.items():
-        stages = [record for role, record in records.items() if role.startswith(beginnings)]
+    for side in SIDES:
+        stages = [
+            record
+            for role, record in records.items()
+            if side_of(role.partition(".")[0], inputs) == side and "." in role
+        ]
         for role in ("sanity", "weights"):
             named = {record.inputs[role].key if role in record.inputs else "" for record in stages}
             if len(named) > 1:

@@ -57,6 +57,7 @@ def judge_evidence(parameters: JudgeParameters, inputs: Evidence, history: Histo
                 candidate=answers(f"candidate.{name}"),
                 again=answers(again) if again in inputs.references else [],
                 guessing=ASKED.result_of(inputs.record(f"questions.{name}")).guessing,
+                asked_twice="baseline" if inputs.recorded is None else "candidate",
             )
         )
         if isinstance(suite, DepthSuite) and suite.at_depth is not None:

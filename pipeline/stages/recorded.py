@@ -6,7 +6,7 @@ No server of it starts. `recall` takes the answers of one suite out of the archi
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -22,7 +22,8 @@ from prepare.errors import EvidenceError
 from prepare.record import Record
 from prepare.stage import Stage, StageReference
 from prepare.store import Store
-from recipes.policy import Policy
+from recipes.policy import Margin, Policy
+from recipes.schema import Family
 
 ARCHIVE = "evidence.tar.gz"
 Side = Literal["baseline", "candidate"]
@@ -36,6 +37,9 @@ class RecordedParameters(Record):
     judge: str = Field(description="key of the verdict that they were given for")
     side: Side = Field(description="of that verdict")
     left_out: tuple[str, ...] = Field((), description="suites that are not compared")
+    margins: dict[str, Margin] = Field(
+        {}, description="by suite, what another engine may lose; without it the policy's margin"
+    )
 
 
 class RecordedRuntime(Record):
@@ -55,7 +59,7 @@ class RecordedResult(Record):
     server: ServerInfo = ServerInfo()
 
 
-RECORDED = Stage("recorded", 1, RecordedParameters, RecordedRuntime, RecordedResult)
+RECORDED = Stage("recorded", 2, RecordedParameters, RecordedRuntime, RecordedResult)
 
 
 def run(context: StageContext[RecordedParameters, RecordedRuntime]) -> RecordedResult:
@@ -110,12 +114,44 @@ def words_of(parameters: RecordedParameters) -> str:
     return f"against the recorded answers of {parameters.origin}{without}"
 
 
-def compared_policy(policy: Policy, left_out: Sequence[str]) -> Policy:
+def engine_margin(policy: Policy, suite: str, family: Family) -> Margin:
+    """Return what another engine may lose: what the policy names, or half of the suite's margin."""
+    return policy.engine_margin(suite, family) or policy.suites[suite].margins[family].half
+
+
+def find_other_margins(
+    parameters: RecordedParameters, policy: Policy, family: Family
+) -> Iterator[str]:
+    """Yield margins that the recorded policy does not give.
+
+    A suite with too few answers for half of its margin is compared by the whole, unless the policy
+    names one.
+    """
+    for name, margin in parameters.margins.items():
+        if name not in policy.suites:
+            yield f"{name}: the recorded policy has no such suite"
+            continue
+        allowed = [engine_margin(policy, name, family)]
+        if policy.engine_margin(name, family) is None:
+            allowed.append(policy.suites[name].margins[family])
+        if margin not in allowed:
+            yield f"{name}: the margin for another engine is not that of the recorded policy"
+
+
+def compared_policy(policy: Policy, parameters: RecordedParameters, family: Family) -> Policy:
     """Return the policy that a recorded arm is compared by.
 
     Speed needs two living servers.
     """
-    suites = {name: suite for name, suite in policy.suites.items() if name not in left_out}
+    suites = {
+        name: suite.model_copy(
+            update={"margins": {**suite.margins, family: parameters.margins[name]}}
+        )
+        if name in parameters.margins
+        else suite
+        for name, suite in policy.suites.items()
+        if name not in parameters.left_out
+    }
     cost = policy.cost
     if cost is not None:
         named = [name for name in cost.suites if name in suites]

@@ -45,7 +45,7 @@ class JudgeResult(Record):
     )
 
 
-JUDGE = Stage("judge", 24, JudgeParameters, JudgeRuntime, JudgeResult)
+JUDGE = Stage("judge", 25, JudgeParameters, JudgeRuntime, JudgeResult)
 
 
 def policy_digest(judge: StageRecord) -> str:

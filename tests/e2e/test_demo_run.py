@@ -438,11 +438,12 @@ def test_a_champion_is_rechecked(demo: Demo, tmp_path: Path) -> None:
 
     code, outcome = rechecked("--remeasure", "speed.ratio.short")
     assert outcome["error"] is None
-    verdict = outcome["now"]["verdict"]
+    assert outcome["engine"] is None  # nothing that answers depend on has changed
+    verdict = outcome["source"]["verdict"]
     assert code == {"pass": 0, "fail": 4, "undecided": 5}[verdict]
-    assert {gate["name"] for gate in suites_of(outcome["now"])} == SUITES
+    assert {gate["name"] for gate in suites_of(outcome["source"])} == SUITES
     # The same answers give the same gates; only speed was measured again.
-    assert [g["estimate"] for g in suites_of(outcome["now"])] == [
+    assert [g["estimate"] for g in suites_of(outcome["source"])] == [
         g["estimate"] for g in suites_of(outcome["then"])
     ]
     shown = json.loads(demo.prepare("runs", outcome["run"], "--json").stdout)
@@ -457,7 +458,7 @@ def test_a_champion_is_rechecked(demo: Demo, tmp_path: Path) -> None:
     assert demo.prepare("verify", outcome["run"]).returncode == 0
     version = find_version(registry, f"{name}@champion")
     (kept,) = rechecks_of(version)
-    assert (kept.run, kept.verdict) == (outcome["run"], verdict)
+    assert (kept.runs, kept.report.verdict) == ([outcome["run"]], verdict)
     assert demo.prepare("verify", f"{name}@champion").returncode == 0
 
     hardware = {**json.loads(version.tags["prepare.hardware"]), "cores": 640}

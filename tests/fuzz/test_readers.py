@@ -152,13 +152,14 @@ MEMBERS = {
 RECHECK = {
     "when": "2026-01-01T00:00:00+00:00",
     "who": "ann",
-    "run": "r",
     "tuple_digest": "2" * 64,
     "members": MEMBERS,
     "changed": ["cores"],
-    "verdict": "pass",
+    "report": {
+        "engine": {"run": "r", "judge": "j", "verdict": "pass", "reason": ""},
+        "cell": "neither",
+    },
     "stands": True,
-    "reason": "",
 }
 REQUEST = {
     "kind": "model",

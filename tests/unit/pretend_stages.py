@@ -149,6 +149,9 @@ class PretendRun(Run):
         """No environment is built."""
         return Path("python")
 
+    def try_worker(self, *_: Any) -> None:
+        """Compare no prompts: tests/unit/eval_gates/test_recorded_prompts.py does."""
+
     def carry_out_stage(self, spec: StageSpec, servers: BlockServers | None = None) -> bool:
         """Pretend what needs an environment; all else is the stage's own code."""
         run_stage(spec, self.store, self.models, servers)
@@ -288,6 +291,8 @@ def result_of(context: PretendContext, models: PretendModels) -> dict[str, Any]:
         raise StageError(f"{variant} cannot be quantized")
     if stage == "quantize":
         return quantized(context.output_folder(), variant, models.weights)
+    if stage == "check_weights" and context.spec.runtime.get("archive"):
+        return stage_code(stage).run(context).model_dump(mode="json")
     if stage == "check_weights":
         write_rows(context.folder / "layers.jsonl", models.layers())
         weights = context.input_record("weights")
@@ -315,6 +320,7 @@ def check_headers(context: PretendContext, output: Path) -> None:
     parameters = CHECK_WEIGHTS.parameters_of(context.spec)
     runtime = CHECK_WEIGHTS.runtime_of(context.spec)
     sound = {"layers": [], "altered": {}, "rescaled": False, "outputs": None}
+    assert runtime.checkpoint is not None
     check_variant(runtime.checkpoint.path, output, parameters.quantization, lambda _: sound)
 
 

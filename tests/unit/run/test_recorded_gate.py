@@ -21,7 +21,7 @@ from artifacts.report.reported_run import ReportedRun
 from artifacts.requests import GateRequest
 from artifacts.run_record import RunReport, VariantReport
 from pipeline.environments.settings import Settings
-from pipeline.run import pieces, recorded_gate
+from pipeline.run import recorded_gate
 from prepare.errors import (
     EvidenceError,
     ExitCode,
@@ -99,9 +99,6 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> FakeRun:
 def _pretend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded_gate, "Run", PretendRun)
     monkeypatch.setattr(recorded_gate, "Servers", PretendServers)
-    # Workers of a real environment: tests/unit/eval_gates/test_recorded_prompts.py has them.
-    for name in ("ask_first_rows", "compare_prompts"):
-        monkeypatch.setattr(pieces, name, lambda *_: None)
 
 
 def site_of(judged: FakeRun, root: Path, url: str, score: Score) -> Site:

@@ -23,6 +23,7 @@ from artifacts.deploy.recheck_record import RecheckRecord
 from artifacts.deploy.serve import Deployment
 from artifacts.deployable import Deployable
 from artifacts.registry import Version
+from artifacts.run_record import RecheckReport
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import EnvironmentOverride, Settings
 from pipeline.serving.server import Server
@@ -147,13 +148,11 @@ def rechecked(run: FakeRun, members: dict[str, Any]) -> Version:
     record = RecheckRecord(
         when="2026-01-01T00:00:00+00:00",
         who="ann",
-        run="r",
         tuple_digest="2" * 64,
         members=Deployable.model_validate(members),
         changed=("hardware, accelerator",),
-        verdict="pass",
+        report=RecheckReport(cell="neither"),
         stands=True,
-        reason="",
     )
     return run.registered(**record.tags())
 

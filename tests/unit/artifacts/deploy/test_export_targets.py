@@ -12,7 +12,9 @@ import pytest
 import yaml
 from some_export import CERTIFIED, deployable, exported, files
 
-from artifacts.deploy.export import TARGETS, Certified
+from artifacts.deploy.export import TARGETS, Certified, write_export
+from artifacts.requests import GateRequest
+from prepare.errors import UsageError
 from recipes.catalog import load_policy
 from recipes.engines import find_engine
 
@@ -59,6 +61,34 @@ def test_argo_asks_the_gate_with_the_judged_policy(tmp_path: Path) -> None:
     names = {each["metadata"]["name"] for each in services}
     assert names == {canary["stableService"], canary["canaryService"]}
     assert rollout["spec"]["workloadRef"]["name"] == "some-model-v3"
+
+
+@pytest.mark.parametrize(("alias", "named"), [("champion", "champion"), ("", "3")])
+def test_a_watch_compares_the_server_with_what_the_alias_points_to(alias: str, named: str) -> None:
+    made = exported(source="http://mlflow:5000", alias=alias)
+    job, claim = yaml.safe_load_all(files("watch", made)["cronjob.yaml"])
+    assert job["spec"]["concurrencyPolicy"] == "Forbid"
+    spec = job["spec"]["jobTemplate"]["spec"]
+    pod = spec["template"]["spec"]
+    assert (spec["backoffLimit"], pod["restartPolicy"]) == (0, "Never")
+    (fetch,) = pod["initContainers"]
+    assert fetch["command"][:3] == ["prepare", "pull", f"Some.model@{named}"]
+    (watch,) = pod["containers"]
+    program, kind, *words = watch["command"]
+    assert (program, kind) == ("prepare", "gate")
+    given = dict(word.split("=", 1) for word in words)
+    assert given["--baseline"] == f"Some.model@{named}"
+    assert given["--candidate"] == "http://some-model-v3:8000"
+    flags = {option.flag for option in GateRequest.options().values()}
+    assert given.keys() <= flags
+    (store,) = [volume for volume in pod["volumes"] if volume["name"] == "store"]
+    assert store["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+
+
+def test_a_watch_needs_a_registry_with_aliases(tmp_path: Path) -> None:
+    for source in (exported().source, "sqlite:////folder/registry.db"):
+        with pytest.raises(UsageError):
+            write_export(exported(source=source), "watch", tmp_path / "watch")
 
 
 def rules(**changes: Any) -> list[dict[str, Any]]:

@@ -1,0 +1,87 @@
+"""What a failed check does to the alias of the version that it checked.
+
+An alias moves back by a failed verdict only, once, and only from the version that was checked. A
+check does not move one again before the next promotion: an engine that harms every version would
+else take it back to the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from artifacts.registry import Cause, Move, Registered, Registry, who_am_i
+from prepare.errors import UsageError
+from prepare.own_command import own_command
+
+
+@dataclass(frozen=True)
+class FailedCheck:
+    """A verdict that a version failed by."""
+
+    run: str
+    judge: str  # key of the verdict; '' of a model that is broken
+    reason: str
+
+    @property
+    def words(self) -> str:
+        verdict = f", verdict {self.judge[:12]}" if self.judge else ""
+        return f"a check failed (run {self.run}{verdict}): {self.reason}"
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """An alias that a failed check moves back from a version."""
+
+    registry: Registry
+    name: str
+    alias: str
+    version: str
+
+    @classmethod
+    def of(cls, registry: Registry, reference: str, version: str) -> Rollback:
+        """Return the rollback of NAME@ALIAS; UsageError if there is nothing to go back to."""
+        name, _, alias = reference.rpartition("@")
+        model = registry.model(name) if name else None
+        if model is None or alias not in model.aliases:
+            raise UsageError(
+                f"'{reference}' names no alias, and a rollback moves one",
+                where="--on-fail rollback",
+                hint="name the version by its alias, such as NAME@champion, or leave the option "
+                "out",
+            )
+        if find_moved_back(model, alias) is None:
+            registry.check_roll_back(name, alias)
+        return cls(registry, name, alias, version)
+
+    def carry_out(self, failed: FailedCheck, note: Callable[[str], None]) -> Move | None:
+        """Move the alias back, or complete a killed move; None if it stays, which is noted.
+
+        RegistryError: the registry does not answer.
+        """
+        place = f"{self.name}@{self.alias}"
+        model = self.registry.existing(self.name)
+        moved = find_moved_back(model, self.alias)
+        if moved is not None and moved.done:
+            note(
+                f"{place} stays at version {moved.version}: run {moved.run} moved it back, and "
+                "nothing was promoted since"
+            )
+            return None
+        current = model.aliases.get(self.alias)
+        if moved is None and current != self.version:
+            note(f"{place} stays: it points to version {current} by now, not to {self.version}")
+            return None
+        cause = Cause("rollback", who_am_i(), run=failed.run, verdict="fail", reason=failed.words)
+        move = self.registry.roll_back(self.name, self.alias, cause)
+        history = own_command("registry", self.name, "--history")
+        note(f"{place} is version {move.version} again, replacing {move.replaced}; {history}")
+        return move
+
+
+def find_moved_back(model: Registered, alias: str) -> Move | None:
+    """Return the alias' last move if a check made it, or began it."""
+    moves = [move for _, move in model.notes if move.alias == alias]
+    last = moves[-1] if moves else None
+    is_by_check = last is not None and last.action == "rollback" and last.verdict == "fail"
+    return last if is_by_check else None

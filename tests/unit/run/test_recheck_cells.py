@@ -1,0 +1,186 @@
+"""`prepare recheck`: the engine, quantization, both or neither."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_run import FakeRun
+from pretend_recheck import (
+    BOTH,
+    RECIPE,
+    Machine,
+    differences,
+    loses,
+    statuses,
+)
+
+from artifacts.deploy.recheck_record import stands
+from artifacts.run_record import RecheckAnswer, RecheckReport, cell_of
+from pipeline.cli.recheck import print_outcome
+from prepare.errors import (
+    CheckpointError,
+    ExitCode,
+)
+
+
+@pytest.mark.parametrize(
+    ("worse", "options", "cell", "code"),
+    [
+        ((), {}, "neither", ExitCode.SUCCESS),
+        (BOTH, {}, "engine", ExitCode.GATES_FAILED),
+        ((RECIPE,), {}, "both", ExitCode.GATES_FAILED),
+        ((), {"source": True}, "neither", ExitCode.SUCCESS),
+    ],
+)
+def test_the_cell(
+    site: Machine,
+    promoted: FakeRun,
+    worse: tuple[str, ...],
+    options: dict[str, Any],
+    cell: str,
+    code: ExitCode,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    site.upgrade()
+    site.models.score = loses(*worse)
+    source = str(promoted.checkpoint.path)
+    outcome = site.recheck(**({"source": source} if options else {}))
+    assert (outcome.to_dict()["cell"], outcome.exit_code) == (cell, code)
+    asks_source = bool(worse or options)
+    assert len(outcome.runs) == 1 + asks_source
+    for run in outcome.runs:
+        assert differences(site, run) == ()
+    last = outcome.runs[-1].recheck
+    assert last is not None
+    assert (last.cell, last.source is not None) == (cell, asks_source)
+    (record,) = site.rechecks()
+    assert record.report == last
+    assert record.stands == (code == 0)
+    assert record.runs == [run.run for run in outcome.runs]
+    print_outcome(outcome)
+    assert last.words in capsys.readouterr().out
+
+
+def test_an_engine_that_favours_the_source(site: Machine, promoted: FakeRun) -> None:
+    """The variant is what it was, and the source is better here."""
+
+    def score(variant: str, suite: str, number: int) -> float:
+        return 1.0 if variant == "baseline" else float(number % 2)
+
+    site.models.score = score
+    site.upgrade()
+    outcome = site.recheck(source=str(promoted.checkpoint.path))
+    assert (outcome.to_dict()["cell"], outcome.exit_code) == ("quantization", 4)
+    assert outcome.stands is False
+
+
+class TestAgainstTheSource:
+    def test_the_policy_and_arguments_are_those_of_the_verdict(
+        self, site: Machine, promoted: FakeRun
+    ) -> None:
+        site.upgrade()
+        outcome = site.recheck(source=str(promoted.checkpoint.path))
+        then = promoted.store.find("judge", promoted.report.judges[RECIPE])
+        now = site.store.find("judge", outcome.runs[1].judges[RECIPE])
+        assert then is not None
+        assert now is not None
+        assert {**now.parameters, "trial": None} == {**then.parameters, "trial": None}
+        evaluate = site.store.find("evaluate", now.inputs["candidate.code"].key)
+        assert evaluate is not None
+        assert evaluate.parameters["serving"] == outcome.past.deployable.serving.to_dict()
+        assert evaluate.parameters["engine"] == site.identities["serve"]
+        # Two were tried then, so each must show more than one alone.
+        assert evaluate.parameters["rule"]["alpha"] == pytest.approx(0.025)
+
+    def test_the_variants_answers_and_check_are_those_of_the_first_question(
+        self, site: Machine, promoted: FakeRun
+    ) -> None:
+        site.upgrade()
+        outcome = site.recheck(source=str(promoted.checkpoint.path))
+        status = statuses(outcome.runs[1])
+        assert status["check_weights", RECIPE] == status["adopt", RECIPE] == "reused"
+        asked = [number for who, suite, number in site.models.asked if who == RECIPE]
+        gates = [run.variants[0].quality[0] for run in outcome.runs]
+        assert sum(asked) == max(gate.n for gate in gates) + 16  # and for the noise floor
+
+    @pytest.mark.parametrize("source", ["./moved", "moved"])
+    def test_a_source_that_cannot_be_had(self, site: Machine, source: str) -> None:
+        site.upgrade()
+        try:
+            outcome = site.recheck(source=source)
+        except CheckpointError as error:
+            told = error.to_dict()
+        else:
+            assert outcome.error is not None
+            assert outcome.exit_code == ExitCode.USAGE
+            assert outcome.stands is None
+            told = outcome.error
+        assert told["message"].startswith("the source checkpoint, which is the baseline,")
+        assert "moved" in told["message"] + told["where"]
+        assert "--source CHECKPOINT" in told["hint"]
+        assert "baseline" not in site.models.served
+        assert site.rechecks() == []
+
+    def test_a_variant_that_is_worse_fails_though_the_source_is_gone(
+        self, site: Machine, promoted: FakeRun
+    ) -> None:
+        site.upgrade()
+        site.models.score = loses(*BOTH)
+        source = promoted.checkpoint.path
+        aside = source.with_name("aside")
+        source.rename(aside)
+        try:
+            outcome = site.recheck()
+        finally:
+            aside.rename(source)
+        assert outcome.exit_code == ExitCode.GATES_FAILED
+        assert (outcome.stands, outcome.to_dict()["cell"]) == (False, "undecided")
+        assert outcome.error is not None
+        (record,) = site.rechecks()
+        assert record.runs == [outcome.runs[0].run]
+
+
+def answer(verdict: Any) -> RecheckAnswer | None:
+    return verdict and RecheckAnswer(run="r", judge="j", verdict=verdict, reason="")
+
+
+@pytest.mark.parametrize(
+    ("then", "engine", "source", "expected"),
+    [
+        ("pass", "pass", None, True),
+        ("pass", "fail", "pass", False),
+        ("pass", "undecided", "pass", False),
+        ("pass", "pass", "fail", False),
+        ("pass", "pass", "undecided", False),
+        ("pass", None, "pass", True),
+        ("undecided", "pass", "undecided", True),
+        ("undecided", "pass", "fail", False),
+        ("fail", "pass", "fail", True),
+        ("fail", "fail", "fail", False),
+        ("fail", "pass", "pass", True),
+    ],
+)
+def test_stands(then: str, engine: str | None, source: str | None, expected: bool) -> None:
+    assert stands(then, RecheckReport.of(answer(engine), answer(source))) is expected
+
+
+@pytest.mark.parametrize(
+    ("engine", "source", "expected"),
+    [
+        ("pass", None, "neither"),
+        ("pass", "pass", "neither"),
+        (None, "pass", "neither"),
+        ("fail", "pass", "engine"),
+        ("pass", "fail", "quantization"),
+        (None, "fail", "quantization"),
+        ("fail", "fail", "both"),
+        ("fail", None, "undecided"),
+        ("fail", "undecided", "undecided"),
+        ("undecided", "pass", "undecided"),
+        ("undecided", "fail", "undecided"),
+        ("pass", "undecided", "undecided"),
+    ],
+)
+def test_cells(engine: Any, source: Any, expected: str) -> None:
+    assert cell_of(engine, source) == expected
