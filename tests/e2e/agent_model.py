@@ -125,7 +125,7 @@ def double_projection(model: Path) -> None:
 
 
 def scale_head_row(model: Path, token: int, factor: float) -> None:
-    """Give the model a head of its own, in which one token's row is scaled."""
+    """Give the model a separate head, in which one token's row is scaled."""
     (file,) = model.glob("*.safetensors")
     data = file.read_bytes()
     (size,) = struct.unpack("<Q", data[:8])
