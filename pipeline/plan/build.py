@@ -204,8 +204,8 @@ class Builder:
         latest, runs = AttemptLedger(store).latest_repeat(trial, gate)
         if gate not in self.remeasured or self.run in runs:
             return latest
-        if not runs:
-            return max(latest, self.first_again)
+        if not runs:  # blocks have numbers of their own, by `other_weights`
+            return max(latest, self.first_again) if gate in self.policy.suites else latest
         return latest + all(store.find_current(s.stage, s.key) for s in stages(latest))
 
     def _ask(

@@ -10,11 +10,17 @@ from fake_run import NAME, FakeRun
 from listener import Listener
 from pretend_recheck import (
     BOTH,
+    QUESTIONS,
     RECIPE,
     Machine,
+    as_before,
+    differences,
     loses,
+    policy_of,
     statuses,
 )
+from pretend_stages import PretendModels
+from some_node import NODE
 
 from artifacts.deploy.recheck_record import RECHECK_TAG
 from artifacts.evidence.verify import check_run
@@ -27,6 +33,7 @@ from prepare.errors import (
 )
 from prepare.store import Store
 from recipes.catalog import RECIPES
+from recipes.speed import SpeedPolicy
 
 
 class TestOutcomes:
@@ -168,3 +175,48 @@ class TestWhatIsKept:
         assert outcome.exit_code == ExitCode.GATES_FAILED
         assert outcome.refuted is not None
         assert outcome.to_dict()["run"] == outcome.refuted.runs[-1]
+
+
+class TestSpeed:
+    """A gate on speed compares two servers, so the source is asked."""
+
+    @pytest.fixture
+    def fast(self, tmp_path: Path) -> Machine:
+        made = FakeRun(
+            tmp_path / "store",
+            PretendModels(as_before, questions=QUESTIONS),
+            recipes=(RECIPE,),
+            hardware=NODE.hardware("cpu").model_dump(),
+        )
+        chat = {"kind": "random", "input_tokens": 8, "output_tokens": 4, "seconds": 1}
+        chat |= {"arrivals": {"concurrency": 4}}
+        ratio = {"min_ratio": 0.8, "workloads": ["chat"]}
+        speed = SpeedPolicy.model_validate({"ratio": ratio, "workloads": {"chat": chat}})
+        made.policy = policy_of().model_copy(update={"speed": speed})
+        made.models.seconds = {RECIPE: 0.9}
+        made.run()
+        made.promote()
+        return Machine(made.store, made.registry, made.models)
+
+    def test_it_is_measured_again_and_nothing_else(self, fast: Machine) -> None:
+        asked = len(fast.models.asked)
+        outcome = fast.recheck(remeasure=("speed.ratio.chat",))
+        (run,) = outcome.runs
+        assert (outcome.to_dict()["cell"], outcome.exit_code) == ("neither", 0)
+        assert outcome.to_dict()["engine"] is None
+        # The pretended weights have another size than their file, so they are other weights.
+        assert {who for who, _, _ in fast.models.asked[asked:]} == {RECIPE}
+        assert statuses(run)["speed ratio.chat", RECIPE] == "ran"
+        assert {gate.name for gate in run.variants[0].gates} == {"code", "speed ratio.chat"}
+        assert differences(fast, run) == ()
+        (kept,) = fast.rechecks()
+        assert kept.runs == [run.run]
+
+    def test_another_engine_is_asked_about_answers_first(self, fast: Machine) -> None:
+        fast.upgrade()
+        outcome = fast.recheck()
+        (run,) = outcome.runs
+        assert [gate.name for gate in run.variants[0].gates] == ["code"]
+        assert [note for note in run.notes if note.startswith("ratio.chat: left out")]
+        both = fast.recheck(remeasure=("ratio.chat",))
+        assert [len(run.variants[0].gates) for run in both.runs] == [1, 2]
