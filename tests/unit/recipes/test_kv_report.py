@@ -153,6 +153,17 @@ def test_a_scale_that_the_engine_replaces_is_named(
     assert caught.value.where == str(model)
 
 
+@pytest.mark.parametrize("version", ["0.26.0", "0.32.0", "0.33.0"])
+def test_scales_that_a_version_did_not_load_are_named(model: Path, version: str) -> None:
+    """By what that version's own objects told: scales as loaded, and as they are without any."""
+    check_cache(model, KvReport.model_validate(RECORDED[version]["fp8"]), "", VLLM, "fp8")
+    unloaded = KvReport.model_validate(RECORDED[version]["fp8_e4m3"])
+    with pytest.raises(ServingError) as caught:
+        check_cache(model, unloaded, "", VLLM, "fp8")
+    assert KEYS.format(0) in caught.value.message
+    assert "model.layers.0.self_attn.attn" in caught.value.message
+
+
 def test_one_scale_for_both_that_the_engine_takes_for_keys_alone(tmp_path: Path) -> None:
     name = "model.layers.0.self_attn.kv_scale"
     (tmp_path / "model.safetensors").write_bytes(safetensors({name: ("F32", (1,))}))
