@@ -22,7 +22,7 @@ from prepare.errors import UsageError
 from prepare.events import Progress
 from recipes.checkpoints.module_kind import WEIGHT, block_name
 from recipes.checkpoints.safetensors_header import SafetensorsHeader, TensorEntry
-from recipes.checkpoints.unquantized_modules import pattern_of_set
+from recipes.checkpoints.unquantized_modules import is_renamed_expert, pattern_of_set
 from recipes.checkpoints.variant_size import VariantTensor, VariantWeights, variant_weights
 from recipes.checkpoints.weight_files import read_headers
 from recipes.quantizers.preset import SCHEMES, EightBits, WithOtherSchemes
@@ -156,6 +156,13 @@ def give_back(
     """
     quantization = recipe.quantization
     weights = variant_weights(tensors, quantization, config)
+    if weights.undivided:
+        raise UsageError(
+            f"'{recipe.name}' does not suit this checkpoint: none of its group sizes divides "
+            f"layers of {', '.join(map(str, weights.undivided))} columns",
+            where="--recipe",
+            hint="choose fp8-dynamic, or name these layers in quantization.other_schemes",
+        )
     budget = int(weights.bytes * percent / 100)
     sets = measure_sets(recipe, folder, weights, scheme, progress)
     chosen = choose_sets(sets, budget) if sets else []
@@ -225,6 +232,8 @@ def measure_sets(
     for tensor in weights.tensors:
         module = tensor.name.removesuffix(WEIGHT)
         if tensor.form is None or quantization.part_of(module) != last:
+            continue
+        if is_renamed_expert(module):
             continue
         if tensor.tensor.dtype in TYPES:
             by_pattern.setdefault(pattern_of_set(module), []).append(tensor)

@@ -19,6 +19,7 @@ from recipes.checkpoints.unquantized_modules import (
     decoder_layers,
     find_split,
     fused_name,
+    is_renamed_expert,
     pattern_of_set,
 )
 from recipes.checkpoints.variant_size import VariantWeights, find_undivided_rows
@@ -224,6 +225,13 @@ def _list_faults(
                 )
     for module in quantized:
         schemes = [n for n, words in quantization.others.items() if is_ignored(module, words)]
+        if schemes and is_renamed_expert(module):
+            yield (
+                f"{unfit}: '{module}' is in the list of {schemes[0]}, and the quantizer knows "
+                "these experts by other names than vLLM (llm-compressor's issue 3069)",
+                f"leave such experts out of {key}",
+            )
+            break
         if len(schemes) > 1:
             yield (
                 f"{unfit}: '{module}' is in the lists of {' and '.join(schemes)}",

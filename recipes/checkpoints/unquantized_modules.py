@@ -35,6 +35,7 @@ _TOGETHER = (
     *("fused_qkv_a_proj", "in_proj_qkvz", "in_proj_ba"),
 )
 _EXPERT = re.compile(r"(.*\bexperts)\.\d+\.")
+_RENAMED_EXPERT = re.compile(r".*\bexperts\.\d+\.w[123]$")
 CURE = "give the modules of one fused set (q, k, v; gate, up; a layer's experts) one format"
 
 
@@ -48,6 +49,15 @@ def fused_name(module: str) -> str | None:
     if place is None or _EXPERT.match(module):
         return None
     return f"{parent}.{_TOGETHER[place]}"
+
+
+def is_renamed_expert(module: str) -> bool:
+    """Return whether transformers loads the module under another name than the checkpoint's.
+
+    It has Mixtral's experts as `mlp.experts.N.gate_proj`, and vLLM as they are stored: no list of
+    modules fits both (llm-compressor's issue 3069).
+    """
+    return _RENAMED_EXPERT.match(module) is not None
 
 
 def pattern_of_set(module: str) -> str:

@@ -116,6 +116,10 @@ EXPERTS: Shapes = {
     for expert in range(2)
     for name in ("gate_proj", "up_proj", "down_proj")
 }
+OF_MIXTRAL: Shapes = dense(LLAMA_3_8B) | {
+    f"model.layers.0.block_sparse_moe.experts.0.{name}.weight": (128, 128)
+    for name in ("w1", "w2", "w3")
+}
 PREFIXED: Shapes = {f"language_model.{name}": shape for name, shape in dense(LLAMA_3_8B).items()}
 WITHOUT_VALUES: Shapes = {
     name: shape for name, shape in dense(LLAMA_3_8B).items() if "0.self_attn.v_proj" not in name
@@ -192,6 +196,10 @@ def test_a_draft_model_in_several_formats_is_refused(groups: int, *, is_refused:
         (
             {"recipes": (with_others(GPTQ, W8A16=["*.down_proj"]),), "shapes": EXPERTS},
             ["two formats, and vLLM would load", r"layers\.0\.mlp\.experts\..*$"],
+        ),
+        (
+            {"recipes": (with_others(GPTQ, W8A16=["*.experts.*"]),), "shapes": OF_MIXTRAL},
+            ["by other names than vLLM", "3069"],
         ),
         (
             {"recipes": (with_others(AWQ, FP8_DYNAMIC=["*"]),)},

@@ -143,6 +143,12 @@ def test_too_few_bytes_for_any_set_and_enough_for_all(tmp_path: Path) -> None:
     assert "fp8-dynamic" in caught.value.hint
 
 
+def test_columns_that_no_group_divides_are_refused(tmp_path: Path) -> None:
+    narrow = {"mlp.up_proj": (72, WIDTH), "mlp.down_proj": (WIDTH, 72)}
+    with pytest.raises(UsageError, match="layers of 72 columns"):
+        given(written(tmp_path, shapes=SHAPES | narrow), "10")
+
+
 def test_what_a_recipe_names_stays(tmp_path: Path) -> None:
     """Lists of the recipe and ignored modules are not given back a second time."""
     checkpoint = written(tmp_path)
@@ -177,6 +183,15 @@ def test_experts_of_a_layer_are_one_set(tmp_path: Path) -> None:
         modules = [module for module in one.modules if ".experts." in module]
         assert len(modules) in (0, 9)
     assert chosen.of_sets == 2 * 3
+
+
+def test_experts_that_the_quantizer_renames_stay(tmp_path: Path) -> None:
+    """Mixtral's: no list of modules would find them there and in the engine."""
+    experts = {f"block_sparse_moe.experts.0.w{n}": (WIDTH, WIDTH) for n in (1, 2, 3)}
+    attention = {name: shape for name, shape in SHAPES.items() if "attn" in name}
+    _, chosen = given(written(tmp_path, shapes=attention | experts), "20")
+    assert chosen.of_sets == 2 * 2
+    assert not any("experts" in module for one in chosen.sets for module in one.modules)
 
 
 def test_a_tied_head_is_no_set(tmp_path: Path) -> None:
