@@ -2,8 +2,7 @@
 
 `--recipe awq-w4a16+5` means `awq-w4a16` with 5 % more bytes. Sets of modules that the engine fuses
 are given back where rounding to 4 bits leaves the least signal over noise (SQNR). The choice within
-the bytes is a knapsack. No text, gradient or forward pass is needed. On a model of 135M
-parameters that order did as well as a gradient's (benchmarks/mixed_precision.py).
+the bytes is a knapsack. No text, gradient or forward pass is needed.
 """
 
 from __future__ import annotations
