@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from artifacts.registry import Cause, Move, Registered, Registry, who_am_i
-from prepare.errors import UsageError
+from prepare.errors import RegistryError, UsageError
 from prepare.own_command import own_command
 
 
@@ -73,7 +73,14 @@ class Rollback:
             note(f"{place} stays: it points to version {current} by now, not to {self.version}")
             return None
         cause = Cause("rollback", who_am_i(), run=failed.run, verdict="fail", reason=failed.words)
-        move = self.registry.roll_back(self.name, self.alias, cause)
+        try:
+            move = self.registry.roll_back(self.name, self.alias, cause, replaces=self.version)
+        except RegistryError:
+            current = self.registry.aliases(self.name).get(self.alias)
+            if current == self.version:
+                raise
+            note(f"{place} stays: it was moved to version {current} meanwhile")
+            return None
         history = own_command("registry", self.name, "--history")
         note(f"{place} is version {move.version} again, replacing {move.replaced}; {history}")
         return move
