@@ -44,13 +44,16 @@ def compare_prompts(state: PlanProgress, run: Run) -> None:
 def _asked(spec: StageSpec, state: PlanProgress, run: Run) -> dict[str, Any]:
     """Return the worker's input, with the answers of a recorded arm to the same suite."""
     asked = worker_spec(spec, run.store)
-    if state.plan.baseline.recorded is None:
+    baseline = state.plan.baseline
+    if baseline.recorded is None:
         return asked
     before = folder_of(spec, run.store, "baseline")
     files = [before / name for name in (ANSWERS, TEXTS)]
     reads_baseline = kind_of(EVALUATE.parameters_of(spec).suite).reads_baseline
     return {
         **asked,
+        # That of the record: the variant's weights are not taken over yet.
+        "tokenizer": str(baseline.folder),
         "recorded": str(before / ANSWERS),
         "baseline": [str(file) for file in files if reads_baseline and file.exists()],
     }

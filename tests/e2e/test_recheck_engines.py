@@ -70,6 +70,7 @@ class Promoted:
 
     def recheck(self, serve: Path) -> tuple[int, dict[str, Any]]:
         code, outcome = self.prepare("recheck", f"{NAME}@champion", serve=serve)
+        assert outcome["error"] is None, outcome["error"]
         for run in outcome["runs"]:
             verified, _ = self.prepare("verify", run)
             assert verified == 0

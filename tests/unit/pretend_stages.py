@@ -149,8 +149,10 @@ class PretendRun(Run):
         """No environment is built."""
         return Path("python")
 
-    def try_worker(self, *_: Any) -> None:
+    def try_worker(self, _: StageSpec, asked: dict[str, Any], *__: Any) -> None:
         """Compare no prompts: tests/unit/eval_gates/test_recorded_prompts.py does."""
+        for suite in asked.get("recorded_prompts", ()):
+            assert Path(suite["tokenizer"]).is_dir()  # the worker opens it
 
     def carry_out_stage(self, spec: StageSpec, servers: BlockServers | None = None) -> bool:
         """Pretend what needs an environment; all else is the stage's own code."""
