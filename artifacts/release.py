@@ -204,6 +204,7 @@ def promote(
         and current == versions[best.recipe]
         and (last is None or last.done)
         and request.replaces is None
+        and all(_has_files(known[candidate.identity]) for candidate in candidates)
     ):
         progress.note("nothing to do: the alias points there already")
     else:

@@ -28,7 +28,7 @@ class StageSpec(Record):
 
     schema_version: Literal[1] = Field(1, description="of this record")
     stage: str = Field(description="name of the stage, a module of pipeline.stages")
-    variant: str = Field(description="name of the variant's recipe")
+    variant: str = Field(description="name of the variant's recipe, or of the suite of questions")
     key: str = Field(description="digest of stage, revision, parameters and inputs' keys")
     parameters: dict[str, Any] = Field(description="everything that can change the output")
     inputs: dict[str, StageReference] = Field(description="earlier stages, by role")

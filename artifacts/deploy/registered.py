@@ -172,8 +172,8 @@ def check_files(
         raise RegistryError(
             "the version has no digest to check its files by, or no evidence next to its weights",
             where=f"{bundle / MANIFEST}, and tag {MANIFEST_TAG}",
-            hint=f"it was not registered by `prepare`, or a user changed it: `{promote}` registers "
-            "it again",
+            hint="it was not registered by `prepare`, or a user changed it: delete the version in "
+            f"MLflow, and `{promote}` registers it again",
         )
     changed = [f"{bundle / MANIFEST}: the file was changed (its digest is another)"]
     if digest_file(bundle / MANIFEST) == registered:
@@ -231,8 +231,8 @@ def open_version(version: Version, folder: Path, *, trust_remote_code: bool) -> 
         raise RegistryError(
             "the registry's tags are not what was judged: " + "; ".join(changed),
             where=where,
-            hint="a user changed them after the promotion; `prepare promote` the run again, and "
-            "check who may write to the registry",
+            hint="a user changed them after the promotion: check who may write to the registry, "
+            "delete the version in MLflow, and `prepare promote` the run again",
         )
     if check.inputs.trust_remote_code and not trust_remote_code:
         raise CheckpointError(

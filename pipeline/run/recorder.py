@@ -145,6 +145,8 @@ class RunRecorder:
                 if is_free and (dead := read_run(self.folder)).status == "running":
                     self._held.push(tried.pop_all())
                     self.is_main = True
+                    age = datetime.now(UTC) - datetime.fromisoformat(dead.started)
+                    self._started = time.monotonic() - age.total_seconds()
                     known = {stage.key for stage in dead.stages if stage.key}
                     mine = [stage for stage in self._report.stages if stage.key not in known]
                     notes = [*dict.fromkeys([*dead.notes, *self._report.notes])]

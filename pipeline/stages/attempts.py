@@ -250,11 +250,15 @@ class AttemptLedger:
         number = own[0] if own else len(earlier) + 1
         before = [attempt.trial.models for attempt in earlier if attempt.number < number]
         variants = set[str]().union(*before) - trial.models
-        latest = {digest_json(attempt.trial.model_dump()): attempt.measured for attempt in earlier}
+        latest = [
+            attempt.measured
+            for place, attempt in enumerate(earlier, start=1)
+            if not any(attempt.trial.is_of(later.trial) for later in earlier[place:])
+        ]
         return History(
             attempt=number,
             variants=len(variants),
-            measurements=sum(n - 1 for measured in latest.values() for n in measured.values()),
+            measurements=sum(n - 1 for measured in latest for n in measured.values()),
         )
 
     def latest_repeat(self, trial: Trial, gate: str) -> tuple[int, set[str]]:

@@ -24,7 +24,7 @@ from prepare.record import Record
 from prepare.stage import Stage, StageReference, WorkerRuntime
 from recipes.checkpoints.checkpoint import CheckpointFolder, read_folder
 from recipes.checkpoints.module_kind import is_quantizable, is_tied
-from recipes.checkpoints.weight_files import digest_auxiliary_files, read_json
+from recipes.checkpoints.weight_files import digest_auxiliary_files, read_json, weight_files
 from recipes.quantization import AnyQuantization, Quantization
 from recipes.quantizers.adopted import AdoptedQuantization
 from recipes.weight_format import PLAIN, WeightFormat
@@ -287,8 +287,8 @@ def check_format(config: dict[str, Any], recipe: Quantization, where: str) -> Fo
 
 
 def weights_size(folder: Path) -> int:
-    """Return the bytes of the weight files."""
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    """Return the bytes of the weight files that are loaded; raises as :func:`weight_files`."""
+    return sum(path.stat().st_size for path in weight_files(folder))
 
 
 def check_smaller(source: Path, variant: Path) -> int:

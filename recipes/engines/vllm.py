@@ -19,7 +19,6 @@ from recipes.engines.engine import (
     options,
 )
 
-# From v1/attention/backends/cpu_attn.py of 0.32.
 # What attention of the CUDA build of 0.33 takes on an H100; `make test-cuda-build` asks again.
 HOPPER = 9.0  # compute capability
 HOPPER_CACHES = (
@@ -28,6 +27,7 @@ HOPPER_CACHES = (
     *("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc"),
 )
 LATENT = "_ds_mla"  # ends the names of formats of latent attention alone
+# From v1/attention/backends/cpu_attn.py of 0.32.
 CPU_CACHES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 # Methods of transformers that vLLM does not have.
 UNKNOWN = (

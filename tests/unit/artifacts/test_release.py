@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -148,6 +149,16 @@ class TestPromoteRun:
         assert mixed.registry.register("model", folder, tags) == version.version
         lost = mixed.registry.register("model", folder, tags, lambda version: False)
         assert lost != version.version, "a version whose files are gone is registered again"
+
+    def test_a_champion_whose_files_are_gone_is_made_again(self, mixed: FakeRun) -> None:
+        mixed.promote()
+        (version,) = mixed.registry.versions("model")
+        folder = Path(version.source)
+        names = sorted(path.name for path in folder.iterdir())
+        shutil.rmtree(folder)
+        mixed.promote()
+        assert sorted(path.name for path in folder.iterdir()) == names
+        assert [known.version for known in mixed.registry.versions("model")] == [version.version]
 
     def test_what_failed_wants_a_reason(self, mixed: FakeRun) -> None:
         with pytest.raises(UsageError, match=f"'{ONE}'") as caught:

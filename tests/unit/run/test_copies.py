@@ -5,6 +5,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,8 @@ def test_who_comes_while_the_killed_main_copy_still_ends_takes_over(store: Store
     again, numbered = (RunRecorder(store, REQUEST, RESOLVED, run_id="r", index=i) for i in (0, 1))
     assert not again.take_over()
     main.note("found")
+    begun = datetime.now(UTC) - timedelta(hours=1)
+    main.update(started=begun.isoformat())
     main._held.close()  # killed, and its last child has ended
     assert not numbered.take_over()
     numbered.finish("finished", 0)
@@ -213,6 +216,7 @@ def test_who_comes_while_the_killed_main_copy_still_ends_takes_over(store: Store
     again.finish("finished", 4)
     ended = read_run(again.folder)
     assert ended.exit_code == 4
+    assert 3_600 <= ended.seconds < 3_700
     assert ended.notes == ["found", "goes on"]
 
 

@@ -58,6 +58,8 @@ def test_a_gate_measured_again_is_an_attempt(ledger: AttemptLedger) -> None:
     assert ledger.latest_repeat(some_trial(), "mmlu") == (2, {"r2"})
     assert ledger.latest_repeat(some_trial(), "code")[0] == 1
     assert "0 variants were tried before and 1 gates" in ledger.history(some_trial()).words
+    ledger.begin(counted(run="r3", policy="renamed"), 3)
+    assert ledger.history(some_trial()).measurements == 2
 
 
 def test_a_policy_with_attempts_refuses_more(ledger: AttemptLedger) -> None:
