@@ -247,13 +247,16 @@ class Registry:
         *,
         to: str | None = None,
         replaces: str | None = None,
+        check: Callable[[Registered], None] = lambda model: None,
     ) -> Move:
         """Point the alias to `to`, or to the previous version that still exists.
 
-        It completes a killed rollback. The alias must point to `replaces`, if given.
+        It completes a killed rollback. The alias must point to `replaces`, if given. `check` sees
+        the model that is about to change, and raises what leaves it as it is.
         """
         with self._store.lock():
             model, current, last = self._find_killed(name, alias)
+            check(model)
             if last is not None and last[1].action == "rollback" and not last[1].done:
                 tag, begun = last
                 if to in (None, begun.version) and current == begun.version:

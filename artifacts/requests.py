@@ -19,6 +19,8 @@ from prepare.own_command import own_command
 
 RequestKind = Literal["model", "gate", "recheck", "tune"]
 PASSWORD = re.compile(r"//[^/@\s]+@")
+FILE = re.compile(r"\.ya?ml(?:\+[0-9.]+)?$")
+"""End of a file's name, or of a recipe's file with what it gives back."""
 
 
 @dataclass(frozen=True)
@@ -471,6 +473,7 @@ def _public_text(value: Any) -> str:
         return f"./{value.name}"
     name, equals, rest = text.partition("=")
     if equals and "/" not in name:
-        return f"{name}={_public_text(rest)}"
-    is_path = text.startswith(("/", ".", "~")) or text.endswith((".yaml", ".yml"))
+        arguments = rest.split(" ") if rest.startswith("-") else [rest]
+        return f"{name}={' '.join(map(_public_text, arguments))}"
+    is_path = text.startswith(("/", ".", "~")) or FILE.search(text) is not None
     return f"./{Path(text).name}" if is_path else text

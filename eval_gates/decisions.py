@@ -238,4 +238,6 @@ def _plain(value: Any) -> Any:
         return int(value)
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, set):  # of a Python call; processes differ in its order
+        return sorted(map(repr, value))
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -234,7 +234,7 @@ def measure_sets(
             continue
         if is_renamed_expert(module):
             continue
-        if tensor.tensor.dtype in TYPES:
+        if tensor.tensor.dtype in TYPES and tensor.tensor.elements:
             by_pattern.setdefault(pattern_of_set(module), []).append(tensor)
     places = {
         name: (path, header)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from artifacts.registry import Cause, Move, Registered, Registry, who_am_i
-from prepare.errors import RegistryError, UsageError
+from prepare.errors import UsageError
 from prepare.own_command import own_command
 
 
@@ -60,35 +60,52 @@ class Rollback:
         RegistryError: the registry does not answer.
         """
         place = f"{self.name}@{self.alias}"
-        model = self.registry.existing(self.name)
-        moved = find_moved_back(model, self.alias)
-        if moved is not None and moved.done:
-            note(
-                f"{place} stays at version {moved.version}: run {moved.run} moved it back, and "
-                "nothing was promoted since"
-            )
-            return None
-        current = model.aliases.get(self.alias)
-        if moved is None and current != self.version:
-            note(f"{place} stays: it points to version {current} by now, not to {self.version}")
-            return None
         cause = Cause("rollback", who_am_i(), run=failed.run, verdict="fail", reason=failed.words)
         try:
-            move = self.registry.roll_back(self.name, self.alias, cause, replaces=self.version)
-        except RegistryError:
-            current = self.registry.aliases(self.name).get(self.alias)
-            if current == self.version:
-                raise
-            note(f"{place} stays: it was moved to version {current} meanwhile")
+            move = self.registry.roll_back(self.name, self.alias, cause, check=self._check)
+        except _StaysError as error:
+            note(f"{place} stays {error}")
             return None
         history = own_command("registry", self.name, "--history")
         note(f"{place} is version {move.version} again, replacing {move.replaced}; {history}")
         return move
 
+    def _check(self, model: Registered) -> None:
+        """Raise _StaysError if the alias must not move: others may have moved it since the check.
+
+        The registry calls it under its lock.
+        """
+        current = model.aliases.get(self.alias)
+        moved = find_moved_back(model, self.alias)
+        has_moved = moved is not None and (moved.done or moved.version == current)
+        if moved is not None and has_moved:
+            if moved.done or moved is not last_move(model, self.alias):
+                raise _StaysError(
+                    f"at version {current}: run {moved.run} moved it back, and nothing was "
+                    "promoted since"
+                )
+            return  # killed before it was noted as done
+        if current != self.version:
+            raise _StaysError(f"at version {current}, and version {self.version} was checked")
+
+
+class _StaysError(Exception):
+    """Why an alias stays where it is."""
+
 
 def find_moved_back(model: Registered, alias: str) -> Move | None:
-    """Return the alias' last move if a check made it, or began it."""
-    moves = [move for _, move in model.notes if move.alias == alias]
-    last = moves[-1] if moves else None
-    is_by_check = last is not None and last.action == "rollback" and last.verdict == "fail"
-    return last if is_by_check else None
+    """Return the last move of the alias that a check made, or began, since the last promotion."""
+    for _, move in reversed(model.notes):
+        if move.alias != alias:
+            continue
+        if move.action == "rollback" and move.verdict == "fail":
+            return move
+        # One that was killed before it moved the alias promoted nothing.
+        if move.action != "rollback" and move in model.history:
+            return None
+    return None
+
+
+def last_move(model: Registered, alias: str) -> Move | None:
+    """Return the alias' last move, which may only have begun."""
+    return next((move for _, move in reversed(model.notes) if move.alias == alias), None)

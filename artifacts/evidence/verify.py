@@ -5,7 +5,7 @@ An author can forge a bundle; only a signature identifies the author.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from artifacts.evidence.recompute import find_evidence, judge_again, read_stages
 from artifacts.evidence.tuning_check import check_tuning
 from artifacts.run_record import NOT_PREFERRED, RunReport, VariantReport, report_judged
 from pipeline.stages.adopt import AdoptParameters
-from pipeline.stages.attempts import AttemptLedger
+from pipeline.stages.attempts import AttemptLedger, Trial
 from pipeline.stages.consistency import ASKING, find_served_otherwise
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.evidence import Evidence
@@ -303,6 +303,7 @@ def _check_variants(
         checks.append(
             VariantCheck(variant.recipe, variant.verdict, verdict, answers, tuple(problems))
         )
+    trials = [of_variant.judge.parameters.trial for of_variant in evidence.values()]
     computed_verdicts = {check.recipe: check.computed for check in checks}
     checks = [
         replace(
@@ -310,6 +311,7 @@ def _check_variants(
             differences=(
                 *check.differences,
                 *_find_skipped_rung(evidence.get(check.recipe), check.recipe, computed_verdicts),
+                *_find_mixed_trials(trials),
             ),
         )
         for check in checks
@@ -326,6 +328,12 @@ def _find_skipped_rung(
     for before in evidence.judge.parameters.trial.before(recipe):
         if verdicts.get(before) != "pass":
             yield f"'{before}' comes before it and did not pass, so this verdict has no error rate"
+
+
+def _find_mixed_trials(trials: Sequence[Trial]) -> Iterator[str]:
+    """Yield that verdicts of several attempts were put together: each has another error rate."""
+    if any(trial != trials[0] for trial in trials):
+        yield "the variants were judged in different trials"
 
 
 def _find_other_trial(

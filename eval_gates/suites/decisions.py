@@ -199,7 +199,9 @@ class Decisions(SuiteKind[DecisionsTask]):
         own |= {"called": decision.calls, "declined": decision.declines}
         is_unread = bool(stored["is_unread"])
         score = float(decision == reference and not is_unread)
-        return Score(score, prompt_sha256=read, unread=int(is_unread), own=own)
+        # An empty answer neither calls nor declines: where the reference does the same, it is right.
+        empty = float(reference == TurnDecision())
+        return Score(score, empty=empty, prompt_sha256=read, unread=int(is_unread), own=own)
 
     def metric(self, task: DecisionsTask, laid_out: str | None) -> str:
         return SAME_DECISION

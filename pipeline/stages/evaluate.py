@@ -89,7 +89,7 @@ class EvaluateResult(Record):
     )
 
 
-EVALUATE = Stage("evaluate", 15, EvaluateParameters, EvaluateRuntime, EvaluateResult)
+EVALUATE = Stage("evaluate", 16, EvaluateParameters, EvaluateRuntime, EvaluateResult)
 
 # Limits and opponents, on which a question's answer does not depend.
 NOT_OF_THE_ANSWER = ("max_questions", "min_values", "rule")

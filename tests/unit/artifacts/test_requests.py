@@ -103,6 +103,7 @@ def test_what_others_read_has_no_path_of_this_machine(data: st.DataObject) -> No
                 "checkpoint": st.just(folder),
                 "recipes": st.just((f"{folder}/mine.yaml",)),
                 "variants": st.just((f"mine={folder}/awq", folder)),
+                "served_variants": st.just((f"online=--quantization fp8 --file {folder}",)),
                 "policy": st.just(f"{folder}.yaml"),
                 "eval_data": st.just(Path(folder)),
                 "registry": st.just("http://secret:5000"),
@@ -112,6 +113,12 @@ def test_what_others_read_has_no_path_of_this_machine(data: st.DataObject) -> No
     request = ModelRequest(**changed)
     assert "secret" not in request.line(public=True)
     assert len(request.words(public=True)) > 2 or not changed.keys() - {"registry"}
+
+
+@pytest.mark.parametrize("share", ["", "+5", "+7.5"])
+def test_a_recipes_file_is_named_without_its_folder(share: str) -> None:
+    request = ModelRequest(recipes=(f"secret/mine.yaml{share}",))
+    assert request.words(public=True)[2:] == ["--recipe", f"./mine.yaml{share}"]
 
 
 def test_a_command_shows_no_password_and_where_things_are() -> None:

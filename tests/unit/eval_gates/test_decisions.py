@@ -155,3 +155,23 @@ def test_kinds_are_of_the_turns_that_the_reference_makes_so(
 ) -> None:
     found = kept_kinds(reference, decision)
     assert found == {keeps(kind): value for kind, value in kept.items()}
+
+
+def test_a_set_of_a_python_call_is_one_decision_in_every_process() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "from eval_gates.decisions import read_decision;"
+        "print(read_decision('find(x={\"a\", \"b\", \"c\", \"d\"})', (), {'find'}).arguments)"
+    )
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": str(seed)},
+            check=True,
+            capture_output=True,
+        ).stdout
+        for seed in range(4)
+    }
+    assert len(told) == 1

@@ -318,3 +318,12 @@ def test_rows_are_read_alone(tmp_path: Path) -> None:
     assert whole.shape == checkpoint.tensors[name].shape
     assert len(some) == 10
     assert np.array_equal(some, whole[::7])
+
+
+@pytest.mark.parametrize("shape", [(0, WIDTH), (WIDTH, 0)])
+def test_a_matrix_without_numbers_is_none_of_the_sets(
+    tmp_path: Path, shape: tuple[int, int]
+) -> None:
+    checkpoint = written(tmp_path, shapes={**SHAPES, "self_attn.extra": shape})
+    _, chosen = given(checkpoint, "50")
+    assert not [name for one in chosen.sets for name in one.modules if "extra" in name]

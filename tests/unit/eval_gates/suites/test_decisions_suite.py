@@ -13,14 +13,17 @@ from reading_stand_in import ReadingStandIn
 
 from eval_gates.answer_validity import check_answers
 from eval_gates.ask import Client
-from eval_gates.decisions import KINDS, keeps
+from eval_gates.decisions import KINDS, keeps, read_decision
 from eval_gates.question_set import judged_apart
-from eval_gates.rows import Answer, Asked, Question
+from eval_gates.rows import Answer, Asked, Question, Reply
+from eval_gates.stopping import gate_rule_of
 from eval_gates.suites.decision_task import DecisionsTask
 from eval_gates.suites.decisions import AS_LOGGED, Decisions, as_text, carried_tools
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder
+from eval_gates.verdicts import judge_suite
 from prepare.errors import EvaluationDataError, StageError, UsageError
+from recipes.policy import Policy
 
 SECRET = "my password is hunter2"
 TOOL = {
@@ -298,3 +301,40 @@ def test_a_conversation_is_a_text_for_models_without_a_template() -> None:
         'user: x\n\nassistant: <tool_call>{"name": "find", "arguments": {"a": 1}}</tool_call>'
         "\n\ntool: 21\n\nassistant:"
     )
+
+
+def written(texts: list[str], reference: str) -> list[Answer]:
+    """An arm's answers, compared with a reference that calls in the turns that have a letter."""
+    kind = Decisions()
+    rows = []
+    for number, text in enumerate(texts):
+        question = Question(str(number), "", cluster=str(number))
+        decisions = [
+            {**read_decision(words, (), ()).to_row(), "first": None, "is_unread": False}
+            for words in (text, CALL if reference[number] == "c" else "It is sunny.")
+        ]
+        own = {"decision": decisions[0], "reference": decisions[1], "read": "p", "margin": None}
+        given = Asked(question, [Reply(str(number), own=own)], question)
+        rows.append(Answer.of(given, kind.score(TASK, question, given.replies), thinks=False))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("reference", "verdict"), [("t" * 100, "undecided"), ("c" * 50 + "t" * 50, "pass")]
+)
+def test_logs_in_which_nothing_is_decided_decide_nothing(reference: str, verdict: str) -> None:
+    """A model that writes nothing neither calls nor declines: it would keep every decision."""
+    texts = [CALL if turn == "c" else "" for turn in reference]
+    logs = {"kind": "decisions", "margins": {"fp8": 0.1}}
+    policy = Policy.model_validate({"name": "p", "summary": "s", "suites": {"logs": logs}})
+    result = judge_suite(
+        "logs",
+        policy.suites["logs"],
+        gate_rule_of(policy.suites["logs"], "fp8", 0.05),
+        metric="",
+        baseline=written(texts, reference),
+        candidate=written(texts, reference),
+        again=(),
+        guessing=0.0,
+    )
+    assert result.verdict == verdict
