@@ -154,6 +154,8 @@ class Decisions(SuiteKind[DecisionsTask]):
         rows: list[Mapping[str, Any]] = [
             baseline[question.id].own if baseline is not None else {} for question in batch
         ]
+        if baseline is not None:
+            _check_referred(batch, rows)
         firsts = [_reference_of(row).get("first") for row in rows]
         if client.by_chat or task.form == "server":
             written = [_Written(reply) for (reply,) in client.ask(batch)]
@@ -411,6 +413,17 @@ def _check_same(
                 f"the arm renders the turn '{question.id}' otherwise than the baseline",
                 where="tokenizer and chat template of the served model",
                 hint="the variant must have the tokenizer and the chat template of its baseline",
+            )
+
+
+def _check_referred(batch: Sequence[Question], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse rows without a reference: an arm would be compared with itself."""
+    for question, row in zip(batch, rows, strict=True):
+        if not _reference_of(row):
+            raise StageError(
+                f"the baseline's decision on the turn '{question.id}' is not in this store any more",
+                where="its private texts, texts.jsonl",
+                hint="they were deleted or cut: measure the suite again with --remeasure",
             )
 
 

@@ -31,7 +31,7 @@ from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.context import StageContext
 from pipeline.stages.questions import QUESTIONS as ASKED
 from prepare.digest import digest_bytes, digest_json
-from prepare.errors import StageError
+from prepare.errors import StageError, StoreError
 from prepare.private_files import make_folder
 from prepare.process_environment import NetworkAccess
 from prepare.record import Record
@@ -125,6 +125,7 @@ def open_answer_log(store: Store, answer_log: Path, waits: Callable[[str], None]
 
 TEXTS = "texts.jsonl"
 """Private keys of the rows; no bundle has the file."""
+_TEXTS_GONE = "restore the file, or measure the suite again with --remeasure"
 
 Context = StageContext[EvaluateParameters, EvaluateRuntime]
 
@@ -163,6 +164,8 @@ def run(context: Context) -> EvaluateResult:
         if not todo.is_over():
             is_ours = context.runtime.socket is not None
             compared = compared_role(context.spec.inputs) if kind.reads_baseline else ""
+            if compared and kind.private_keys:
+                check_texts(context.input_folder(compared))
             facts = context.run_worker(
                 "eval_gates.evaluate_worker",
                 {
@@ -221,6 +224,19 @@ def run(context: Context) -> EvaluateResult:
         state=state,
         answers_digest=digest_bytes((context.folder / ANSWERS).read_bytes()),
     )
+
+
+def check_texts(folder: Path) -> None:
+    """Raise StoreError unless a stage has the private keys of all of its answers.
+
+    No record has their digest: an arm would be compared with less, or with itself.
+    """
+    file = folder / TEXTS
+    known = {row.get("id") for _, row in read_rows(file)} if file.is_file() else set()
+    if known != {answer.id for answer in read_answers(folder)}:
+        raise StoreError(
+            "the baseline's private texts are not whole any more", where=str(file), hint=_TEXTS_GONE
+        )
 
 
 def round_of(spec: StageSpec, store: Store) -> EvaluationRound:

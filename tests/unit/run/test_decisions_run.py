@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_run import ONE, FakeRun
+from fake_run import ONE, TWO, FakeRun
 from pretend_stages import PretendModels
 
 from artifacts.evidence.verify import check_bundle
@@ -142,3 +142,18 @@ def test_noise_of_the_baseline_itself_is_no_loss(tmp_path: Path) -> None:
 def test_the_verdict_is_computed_again_from_the_bundle(tmp_path: Path) -> None:
     run = run_of(tmp_path, sound)
     assert check_bundle(run.bundle(ONE)).problems == ()
+
+
+@pytest.mark.parametrize("how", ["deleted", "cut"])
+def test_private_texts_that_are_gone_end_the_next_variant(tmp_path: Path, how: str) -> None:
+    """Without them it would be compared with itself."""
+    run = run_of(tmp_path, sound)
+    for file in (run.root / "stages" / "evaluate").glob("*/texts.jsonl"):
+        if how == "deleted":
+            file.unlink()
+        else:
+            file.write_text(file.read_text().partition("\n")[0])
+    run.recipes = (TWO,)
+    (variant,) = run.run().variants
+    assert variant.verdict == "error"
+    assert "texts.jsonl" in variant.reason

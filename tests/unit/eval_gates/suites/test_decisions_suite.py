@@ -338,3 +338,18 @@ def test_logs_in_which_nothing_is_decided_decide_nothing(reference: str, verdict
         guessing=0.0,
     )
     assert result.verdict == verdict
+
+
+@pytest.mark.parametrize("lost", [slice(0, 4), slice(3, 4)])
+def test_a_variant_is_not_compared_with_itself(tmp_path: Path, lost: slice) -> None:
+    """The baseline's private texts were deleted or cut in the store."""
+    kind, questions = laid_out(tmp_path)
+    with Arm(sound) as server:
+        reference = rows_of(kind, questions, server.url)
+        baseline = rows_of(kind, questions, server.url, reference)
+        for row in baseline[lost]:
+            for key in kind.private_keys:
+                del row.own[key]  # type: ignore[attr-defined]
+    with Arm(lambda prompt: "Nothing.") as server, pytest.raises(StageError) as caught:
+        rows_of(kind, questions, server.url, baseline)
+    assert questions[lost][0].id in caught.value.message
