@@ -120,7 +120,10 @@ def _judge(
         lower = bounds.lower
         upper = bounds.upper
         estimate = sum(differences) / n
-        sensitivity = check_sensitivity("nothing", before, 0.0, Comparison.points(margin))
+        sessions = group_by_cluster(sides[0])
+        # By kind, what an empty answer keeps is no loss: another gate sees it.
+        empty = 0.0 if kind else [sum(row.empty or 0.0 for row in s) / len(s) for s in sessions]
+        sensitivity = check_sensitivity("empty", before, empty, Comparison.points(margin))
         p = max(p_value(differences, -margin, lowest=-1.0), sensitivity.p_insensitive)
         shown = f"{kept[1]:,} of {len(sides[1]):,}, the baseline itself {kept[0]:,}"
         why = f"{shown}; the loss may be as large as {-100 * lower:.1f} points"

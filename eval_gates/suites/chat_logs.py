@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,27 +113,34 @@ def read_turns(
 ) -> tuple[list[Turn], list[str]]:
     """Return each place at which an assistant writes, and what was read otherwise, with its line.
 
-    Lines with equal `session` are one; of a turn that several lines have, the first counts. `rows`
-    have their places, and `carried` the names of tools that a line may name. EvaluationDataError:
-    a line is no conversation.
+    Lines with equal `session` are one, and so is a line without it with the one that it continues:
+    servers log each request with all that was said before. Of a turn that several lines have, the
+    first counts. `rows` have their places, and `carried` the names of tools that a line may name.
+    EvaluationDataError: a line is no conversation.
     """
     turns = list[Turn]()
     remarks = list[str]()
     known = dict[tuple[str, str], Turn]()
     counts = Counter[str]()
+    ended = dict[str, str]()  # session by the last turn of a line without a name of it
     for line, (place, row) in enumerate(rows):
-        names = (row[key] for key in (SESSION, "id") if row.get(key) is not None)
-        session = str(next(names, f"session/{line}"))
         tools = _read_tools(row, place, carried)
         fields = {key: row[key] for key in row.keys() - {"messages", "tools", "functions"}}
-        fields[SESSION] = session
         messages, ends = _places_to_write(row, place, remarks)
+        parts = [chat_of(messages[: ends[0]], tools)]
+        parts += [{"messages": messages[a:b]} for a, b in pairwise(ends)]
+        digests = [*accumulate(parts, lambda before, added: digest_of(added, before), initial="")]
+        digests = digests[1:]
+        session = str(row.get(SESSION))
+        if row.get(SESSION) is None:
+            name = f"session/{line}" if row.get("id") is None else str(row["id"])
+            session = next((ended[turn] for turn in digests[-2::-1] if turn in ended), name)
+            ended.setdefault(digests[-1], session)
+            if session != name:
+                remarks.append(f"{place}: it continues the session '{session:.80}', and is read so")
+        fields[SESSION] = session
         before: Turn | None = None
-        for end in ends:
-            added = chat_of(messages[:end], tools)
-            if before is not None:
-                added = {"messages": messages[len(before.messages) : end]}
-            digest = digest_of(added, before.digest if before is not None else "")
+        for end, added, digest in zip(ends, parts, digests, strict=True):
             turn = known.get((session, digest))
             if turn is None:
                 turn = Turn(

@@ -201,7 +201,7 @@ class Decisions(SuiteKind[DecisionsTask]):
         own |= {"called": decision.calls, "declined": decision.declines}
         is_unread = bool(stored["is_unread"])
         score = float(decision == reference and not is_unread)
-        # An empty answer neither calls nor declines: where the reference does the same, it is right.
+        # An empty answer neither calls nor declines, as the reference may do.
         empty = float(reference == TurnDecision())
         return Score(score, empty=empty, prompt_sha256=read, unread=int(is_unread), own=own)
 
@@ -421,7 +421,7 @@ def _check_referred(batch: Sequence[Question], rows: Sequence[Mapping[str, Any]]
     for question, row in zip(batch, rows, strict=True):
         if not _reference_of(row):
             raise StageError(
-                f"the baseline's decision on the turn '{question.id}' is not in this store any more",
+                f"the baseline's decision on the turn '{question.id}' is gone from this store",
                 where="its private texts, texts.jsonl",
                 hint="they were deleted or cut: measure the suite again with --remeasure",
             )

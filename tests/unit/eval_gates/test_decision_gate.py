@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import binom
@@ -173,3 +175,12 @@ def test_turns_taken_as_independent_would_err() -> None:
     least = binom.ppf(FALSE_FAILURES / 2, replays, 0.27)
     assert passed >= least
     assert least > binom.isf(FALSE_FAILURES, replays, 0.05)  # no gate of the level reaches it
+
+
+@pytest.mark.parametrize(("empty", "verdict"), [(1.0, "undecided"), (0.2, "pass")])
+def test_turns_that_an_empty_answer_keeps_show_nothing_at_many_tools(
+    empty: float, verdict: str
+) -> None:
+    ladder = [replace(row, empty=empty) for row in rows(200, 1.0, group="16 tools")]
+    (gate,) = [found for found in judged(ladder, ladder) if found.name == "agents at 16 tools"]
+    assert gate.verdict == verdict

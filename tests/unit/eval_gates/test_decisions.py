@@ -163,7 +163,7 @@ def test_a_set_of_a_python_call_is_one_decision_in_every_process() -> None:
 
     code = (
         "from eval_gates.decisions import read_decision;"
-        "print(read_decision('find(x={\"a\", \"b\", \"c\", \"d\"})', (), {'find'}).arguments)"
+        'print(read_decision(\'find(x={"a", "b", "c", "d"})\', (), {\'find\'}).arguments)'
     )
     told = {
         subprocess.run(

@@ -320,3 +320,25 @@ def test_the_carried_requests_name_carried_tools() -> None:
     assert {len(row["tools"]) for row in rows} >= {1, 2, 4, 8, 16, 32, 64, 128}
     wanted = [row["expects"] for row in rows]
     assert (wanted.count("call"), wanted.count("decline")) == (100, 24)
+
+
+@pytest.mark.parametrize("ids", [False, True])
+def test_requests_that_a_server_logged_are_one_session(*, ids: bool) -> None:
+    """Each has all that was said before: as sessions, 20 lines would count 20 times."""
+    said: list[dict[str, str]] = []
+    rows = []
+    for number in range(20):
+        said = [*said, {"role": "user", "content": f"q{number}"}]
+        name = {"id": f"chatcmpl-{number}"} if ids else {}
+        rows.append((f"line {number}", {"messages": said, **name}))
+        said = [*said, {"role": "assistant", "content": f"a{number}"}]
+    turns, remarks = read_turns(rows)
+    assert len({turn.session for turn in turns}) == 1
+    assert len(turns) == 20
+    assert len(remarks) == 19
+
+
+def test_sessions_that_are_named_may_begin_alike() -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    rows = [(name, {"session": name, "messages": messages}) for name in "ab"]
+    assert [turn.session for turn in read_turns(rows)[0]] == ["a", "b"]
