@@ -114,8 +114,8 @@ def read_turns(
     """Return each place at which an assistant writes, and what was read otherwise, with its line.
 
     Lines with equal `session` are one, and so is a line without it with the one that it continues:
-    servers log each request with all that was said before. Of a turn that several lines have, the
-    first counts. `rows` have their places, and `carried` the names of tools that a line may name.
+    servers log each request with all that was said before. The first of equal
+    turns counts. `rows` have their places, and `carried` the names of tools that a line may name.
     EvaluationDataError: a line is no conversation.
     """
     turns = list[Turn]()

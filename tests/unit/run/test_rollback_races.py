@@ -1,4 +1,4 @@
-"""`--on-fail rollback` while others move the alias: at once, between, or killed before."""
+"""`--on-fail rollback` while others move the alias: together, between, or killed before."""
 
 from __future__ import annotations
 
