@@ -15,7 +15,7 @@ from pretend_stages import PretendModels, PretendRun, PretendServers
 from registry_contract import killed_at
 
 from artifacts.deploy.on_fail import FailedCheck, Rollback
-from artifacts.registry import Move, Registered, Registry
+from artifacts.registry import Move, Registry
 from artifacts.requests import GateRequest
 from artifacts.run_record import RunReport
 from pipeline.cli.recheck import next_step
@@ -222,32 +222,6 @@ def test_killed_at_a_write_it_is_completed_once(
     assert registry.aliases(NAME)["champion"] == FIRST
     (moved,) = rollbacks(registry)
     assert (moved.run, moved.done, moved.replaced) == ("a-run", True, SECOND)
-
-
-@pytest.mark.parametrize("by", ["a check", "a promotion"])
-def test_moved_between_its_look_and_its_move(
-    registry: Registry, promoted: FakeRun, monkeypatch: pytest.MonkeyPatch, by: str
-) -> None:
-    promoted.promote(registry.uri, variant="awq-w4a16")
-    checked = registry.aliases(NAME)["champion"]
-    rollback = Rollback.of(registry, CHAMPION, checked)
-    other = Registry(registry.uri)
-    look = registry.existing
-
-    def look_before_another(name: str) -> Registered:
-        seen = look(name)
-        monkeypatch.undo()
-        if by == "a check":
-            Rollback.of(other, CHAMPION, checked).carry_out(FAILED, Listener().note)
-        else:
-            promoted.promote(registry.uri, variant=RECIPE)
-        return seen
-
-    monkeypatch.setattr(registry, "existing", look_before_another)
-    listener = Listener()
-    assert rollback.carry_out(FAILED, listener.note) is None
-    assert "meanwhile" in listener.notes[-1]
-    assert len(rollbacks(registry)) == (by == "a check")
 
 
 def test_after_a_promotion_it_may_move_again(registry: Registry, promoted: FakeRun) -> None:
