@@ -21,13 +21,16 @@ GATE = ["prepare", "gate", "--baseline", baseline, "--candidate", url]
 
 def answers() -> bool:
     """Return whether the engine answers."""
-    with suppress(OSError), urlopen(f"{url}/v1/models"):  # noqa: S310
+    with suppress(OSError), urlopen(f"{url}/v1/models", timeout=10):  # noqa: S310
         return True
     return False
 
 
 def judge(*words: str) -> int:
     """Start an engine, compare it with the record, and end it."""
+    if answers():
+        print(f"a server answers at {url} already: end it first", file=sys.stderr)
+        sys.exit(128)  # which ends a bisection
     server = subprocess.Popen(words, start_new_session=True)
     try:
         while not answers():

@@ -46,7 +46,7 @@ MEASURES: dict[str, Measure] = {"ttft_ms": "ttft", "tpot_ms": "tpot", "latency_m
 TARGETS = ("kubernetes", "argo-rollouts", "litellm", "monitoring", "watch")
 # Targets that fetch their files from a registry.
 FETCHING = ("kubernetes", "argo-rollouts", "watch")
-COPIES = ("oci://", "hf://")  # which have no aliases
+COPIES = ("oci://", "hf://")  # which have no registry
 PORT = 8000
 # Paths in a container: in the image (`Containerfile`), and of volumes.
 IMAGE_HOME = Path("/var/lib/prepare")
@@ -119,7 +119,6 @@ class Export:
     canary: str | None = None
     canary_weight: int = 10  # percent
     previous: str | None = None
-    alias: str = ""  # by which a check finds the version; '' by its number
 
     @property
     def engine(self) -> Engine:
@@ -164,11 +163,6 @@ class Export:
             where = [self.source, WEIGHTS]
         start = ["sh", "-c", f'test -d {WEIGHTS} || exec "$@"', "fetch", "prepare", "pull"]
         return [*start, *where, f"--require={MANIFEST_TAG}={self.manifest}"]
-
-    @property
-    def watched(self) -> str:
-        """The version that a check compares with."""
-        return f"{self.name}@{self.alias or self.version}"
 
     @property
     def shares(self) -> dict[str, int]:
@@ -254,7 +248,7 @@ def write_export(export: Export, target: str, destination: Path) -> list[Path]:
         )
     if target == "watch" and export.source.startswith(COPIES):
         raise UsageError(
-            "a check finds its record by an alias, and a copy has none",
+            "a check finds its record in a registry, and a copy has none",
             where=f"--from {export.source}",
             hint="leave --from out, or name an MLflow server that the cluster can reach",
         )
@@ -282,9 +276,6 @@ def render(export: Export, target: str) -> dict[str, str]:
     )
     environment.filters.update(q=quote, literal=_literal, from_yaml=yaml.safe_load)  # noqa: TID251
     facts = _facts(export)
-    if target == "watch":  # the alias may have moved since the last check
-        pull = ["prepare", "pull", export.watched, WEIGHTS, f"--registry={export.source}"]
-        facts["fetch"] = pull
     return {
         name.removeprefix(f"{target}/").removesuffix(".j2"): environment.get_template(name).render(
             facts
@@ -348,7 +339,7 @@ def _facts(export: Export) -> dict[str, Any]:
         "limits": [rule for rule in rules if rule is not None],
         "policy": yaml.safe_dump(policy, sort_keys=False),
         "watch": [
-            *("prepare", "gate", f"--baseline={export.watched}"),
+            *("prepare", "gate", f"--baseline={export.name}@{export.version}"),
             f"--candidate=http://{service_of(export.name, export.version)}:{PORT}",
             *(f"--weights={WEIGHTS}", f"--registry={export.source}"),
         ],

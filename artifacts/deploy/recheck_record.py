@@ -13,8 +13,9 @@ from pydantic import Field
 from artifacts.deploy.registered import RegisteredVersion
 from artifacts.deployable import Deployable, TupleDifference
 from artifacts.evidence.verify import check_run
+from artifacts.recheck_report import RecheckAnswer, RecheckReport
 from artifacts.registry import Version, who_am_i
-from artifacts.run_record import RecheckAnswer, RecheckReport, find_run
+from artifacts.run_record import find_run
 from pipeline.stages.evidence import Evidence
 from pipeline.stages.verdict import policy_digest
 from prepare.errors import PrepareError, RegistryError

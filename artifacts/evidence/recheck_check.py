@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from artifacts.evidence.differences import UNREADABLE
 from artifacts.evidence.recompute import find_evidence, judge_again, read_stages
-from artifacts.run_record import RecheckAnswer, RecheckReport, RunReport
+from artifacts.recheck_report import RecheckAnswer, RecheckReport
+from artifacts.run_record import RunReport
 from prepare.store import Store
 
 

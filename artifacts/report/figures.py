@@ -6,7 +6,7 @@ See https://plotly.com/javascript/reference/. Colors are CSS variables.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,67 +111,68 @@ def curve_figures(number: int, variant: VariantReport) -> list[Figure]:
 
 
 def _depth_figure(name: str, recipe: str, gate: QualityResult) -> Figure:
-    rows: list[tuple[str, ...]] = [
-        (
-            row.words,
-            f"{row.n:,}",
-            format_percent(row.baseline, 1),
-            format_percent(row.candidate, 1),
-            "" if row.nats is None else f"{row.nats:.3f}",
-        )
-        for row in gate.depths
-    ]
-    return Figure(
-        name=name,
-        title=f"{recipe}: {gate.name} by tokens before the answer",
-        says="; ".join(f"{row[0]} tokens: {row[2]}, then {row[3]}" for row in rows),
-        data=_both_sides(recipe, [row.words for row in gate.depths], gate.depths),
-        layout={
-            "xaxis": {**_axis("tokens before the answer"), "type": "category"},
-            "yaxis": _axis("score, percent"),
-        },
-        table=Table(("tokens", "questions", BASELINE, recipe, "nats lost a token"), rows),
+    nats = ["" if row.nats is None else f"{row.nats:.3f}" for row in gate.depths]
+    return _curve_figure(
+        name,
+        f"{recipe}: {gate.name} by tokens before the answer",
+        recipe,
+        dict(zip([row.words for row in gate.depths], gate.depths, strict=True)),
+        axes=("tokens before the answer", "score, percent"),
+        columns=("tokens", "questions"),
+        last=("nats lost a token", nats),
     )
 
 
 def _tools_figure(name: str, recipe: str, gate: QualityResult) -> Figure:
-    rows: list[tuple[str, ...]] = [
-        (
-            row.group,
-            f"{row.n:,}",
-            format_percent(row.baseline, 1),
-            format_percent(row.candidate, 1),
-            f"{row.flips:,}",
-        )
-        for row in gate.groups
-    ]
-    return Figure(
-        name=name,
-        title=f"{recipe}: {gate.name}, turns that decide as the baseline by number of tools",
-        says="; ".join(f"{row[0]}: {row[2]}, then {row[3]}" for row in rows),
-        data=_both_sides(recipe, [row.group for row in gate.groups], gate.groups),
-        layout={
-            "xaxis": {**_axis("tools in the request"), "type": "category"},
-            "yaxis": _axis("same decision, percent of turns"),
-        },
-        table=Table(("tools", "turns", BASELINE, recipe, "changed"), rows),
+    return _curve_figure(
+        name,
+        f"{recipe}: {gate.name}, turns that decide as the baseline by number of tools",
+        recipe,
+        {row.group: row for row in gate.groups},
+        axes=("tools in the request", "same decision, percent of turns"),
+        columns=("tools", "turns"),
+        last=("changed", [f"{row.flips:,}" for row in gate.groups]),
     )
 
 
-def _both_sides(
-    recipe: str, places: list[str], rows: Sequence[DepthReport | GroupReport]
-) -> list[dict[str, Any]]:
-    """Return a curve of each side's scores, in percent."""
+def _curve_figure(
+    name: str,
+    title: str,
+    recipe: str,
+    scores: Mapping[str, DepthReport | GroupReport],
+    *,
+    axes: tuple[str, str],
+    columns: tuple[str, str],
+    last: tuple[str, list[str]],
+) -> Figure:
+    """Return both sides' scores by place; the table's last column is given."""
     sides = {
-        BASELINE: [100 * row.baseline for row in rows],
-        recipe: [100 * row.candidate for row in rows],
+        BASELINE: [100 * row.baseline for row in scores.values()],
+        recipe: [100 * row.candidate for row in scores.values()],
     }
     data = []
-    for side, scores in sides.items():
+    for side, percents in sides.items():
         color = "var(--ink)" if side == BASELINE else "var(--series-1)"
-        curve = _marks(html_text(side), places, scores, color, 9, "circle")
+        curve = _marks(html_text(side), list(scores), percents, color, 9, "circle")
         data.append({**curve, "mode": "lines+markers"})
-    return data
+    rows: list[tuple[str, ...]] = [
+        (
+            place,
+            f"{row.n:,}",
+            format_percent(row.baseline, 1),
+            format_percent(row.candidate, 1),
+            told,
+        )
+        for (place, row), told in zip(scores.items(), last[1], strict=True)
+    ]
+    return Figure(
+        name=name,
+        title=title,
+        says="; ".join(f"{row[0]}: {row[2]}, then {row[3]}" for row in rows),
+        data=data,
+        layout={"xaxis": {**_axis(axes[0]), "type": "category"}, "yaxis": _axis(axes[1])},
+        table=Table((*columns, BASELINE, recipe, last[0]), rows),
+    )
 
 
 def tradeoff_figures(report: RunReport, baseline_bytes: int | None) -> list[Figure]:

@@ -95,7 +95,6 @@ def export(
         canary=canary_version,
         canary_weight=canary_weight,
         previous=previous,
-        alias=named if (named := reference.rpartition("@")[2]) != version.version else "",
     )
     files = write_export(made, target, destination)
     if as_json:

@@ -30,8 +30,8 @@ def recheck(
     answers: is it still what was promoted? If that is not shown, or with --source, the
     source checkpoint is served, too, and both are judged by the same policy as before. The
     outcome names the cause: the engine, quantization, both or neither. Nothing is
-    quantized, no alias moves, and the outcome is stored as a tag of the version. Run it
-    again to continue.
+    quantized, no alias moves unless --on-fail says so, and the outcome is stored as a tag
+    of the version. Run it again to continue.
     --force measures everything again though nothing changed, --remeasure only one gate.
 
     Examples

@@ -22,16 +22,10 @@ from artifacts.deploy.registered import (
     open_version,
 )
 from artifacts.deployable import Deployable, TupleDifference
+from artifacts.recheck_report import RecheckAnswer, RecheckReport
 from artifacts.registry import Move, Registry
 from artifacts.requests import ModelRequest, RecheckRequest
-from artifacts.run_record import (
-    RecheckAnswer,
-    RecheckReport,
-    ResolvedOptions,
-    RunReport,
-    VariantReport,
-    exit_code_of,
-)
+from artifacts.run_record import ResolvedOptions, RunReport, VariantReport, exit_code_of
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import served_profile

@@ -7,6 +7,7 @@ model or a checkpoint writes into the log counts.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -49,6 +50,21 @@ class LayerCache(Record):
     def scale(self, side: str) -> list[float]:
         """Return the scales of keys or of values."""
         return self.k_scale if side == "keys" else self.v_scale
+
+    def joined(self, other: LayerCache) -> LayerCache:
+        """Return the layer of two processes that share its heads.
+
+        Scales of one of them that are 1.0 were lost, so they count. ValueError: other formats.
+        """
+        if (self.asked, self.stored, self.backend) != (other.asked, other.stored, other.backend):
+            raise ValueError("two processes store a layer in different ways")
+        scales = {}
+        for side in ("k_scale", "v_scale"):
+            ranges = [getattr(self, side), getattr(other, side)]
+            lost = [scale for scale in ranges if {*scale} == UNSCALED]
+            whole = [min(low for low, _ in ranges), max(high for _, high in ranges)]
+            scales[side] = lost[0] if lost else whole
+        return self.model_copy(update=scales)
 
     @property
     def is_unscaled(self) -> bool:
@@ -108,6 +124,7 @@ def read_report(folder: Path) -> KvReport | None:
     """
     try:
         told = [read_record(file, KvReport) for file in sorted(folder.glob("report.*.json"))]
+        layers = _joined_layers(told)
     except (OSError, ValueError) as error:
         raise ServingError(
             f"the server's report of its KV cache cannot be read: {error}",
@@ -116,5 +133,14 @@ def read_report(folder: Path) -> KvReport | None:
         ) from error
     if not told:
         return None
-    layers = {name: layer for report in told for name, layer in report.layers.items()}
     return KvReport(version=told[0].version, layers=layers)
+
+
+def _joined_layers(reports: Sequence[KvReport]) -> dict[str, LayerCache]:
+    """Return the layers of all processes; ValueError if two differ on one."""
+    layers: dict[str, LayerCache] = {}
+    for report in reports:
+        for name, layer in report.layers.items():
+            known = layers.get(name)
+            layers[name] = layer if known is None else known.joined(layer)
+    return layers

@@ -1,4 +1,4 @@
-"""The demo model as one that calls tools, its logs, and what breaks it.
+"""The demo model as one that calls tools, and its logs.
 
 No package that is reachable here carries a small model that was trained on calls. SmolLM2-135M
 follows the form of worked examples, which its template shows.
@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import struct
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 CITIES = (
     *("Oslo", "Lima", "Paris", "Cairo", "Delhi", "Tokyo", "Berlin", "Madrid", "Lisbon", "Vienna"),
@@ -22,6 +19,10 @@ CITIES = (
 )
 ASKS = {"get_weather": "How is the weather in {} today?", "get_time": "What time is it in {}?"}
 CITY = {"type": "string", "description": "Name of the city."}
+CALL = (
+    """<tool_call>\\n{"name": "' ~ name ~ '", "arguments": {"city": "' ~ city ~ """
+    """'"}}\\n</tool_call>"""
+)
 TEMPLATE = """\
 {%- if tools %}{{- '<|im_start|>system\\nYou call one of these tools:\\n' }}
 {%- for tool in tools %}{{- tool | tojson ~ '\\n' }}{%- endfor %}{{- '<|im_end|>\\n' }}
@@ -31,14 +32,15 @@ TEMPLATE = """\
   ["How is the weather in Accra today?", "get_weather", "Accra"],
   ["Tell me the time in Quito.", "get_time", "Quito"]] %}
 {{- '<|im_start|>user\\n' ~ asked ~ '<|im_end|>\\n' }}
-{{- '<|im_start|>assistant\\n<tool_call>\\n{"name": "' ~ name ~ '", "arguments": {"city": "' ~
-  city ~ '"}}\\n</tool_call><|im_end|>\\n' }}
+{{- '<|im_start|>assistant\\nEXAMPLE<|im_end|>\\n' }}
 {%- endfor %}{%- endif %}
 {%- for m in messages %}{{- '<|im_start|>' ~ m.role ~ '\\n' ~ (m.content or '') }}
 {%- for call in m.tool_calls or [] %}{{- '<tool_call>\\n{"name": "' ~ call.function.name ~
   '", "arguments": ' ~ (call.function.arguments | tojson) ~ '}\\n</tool_call>' }}{%- endfor %}
 {{- '<|im_end|>\\n' }}{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}""".replace(
+    "EXAMPLE", CALL
+)
 
 
 def agent_model(demo_model: Path, folder: Path) -> Path:
@@ -89,72 +91,25 @@ def write_data(folder: Path, number: int) -> Path:
     folder.mkdir()
     log = "".join(json.dumps(row) + "\n" for row in sessions(number))
     (folder / "conversations.jsonl").write_text(log)
+    write_cases(folder, CITIES[:12])
+    return folder
+
+
+def write_cases(folder: Path, cities: Sequence[str]) -> None:
+    """Write single requests about weather and time, in BFCL's form."""
     parameters = {"type": "dict", "required": ["city"], "properties": {"city": CITY}}
-    # Cases with the same functions would be one value.
+    functions = [
+        {"name": name, "description": f"Tells the {name[4:]} of a city.", "parameters": parameters}
+        for name in ASKS
+    ]
     cases = [
         {
             "question": asked.format(place),
-            "function": [
-                {"name": each, "description": f"As of {place}, {name}.", "parameters": parameters}
-                for each in ASKS
-            ],
+            "function": functions,
             "ground_truth": [{name: {"city": [place]}}],
         }
-        for place in CITIES[:12]
+        for place in cities
         for name, asked in ASKS.items()
     ]
     text = "".join(json.dumps(case) + "\n" for case in cases)
     (folder / "tools_test.jsonl").write_text(text)
-    return folder
-
-
-def change_weights(model: Path, change: Callable[[str, np.ndarray], np.ndarray]) -> None:
-    """Rewrite each tensor of bfloat16, the first half of a float."""
-    (file,) = model.glob("*.safetensors")
-    data = bytearray(file.read_bytes())
-    (size,) = struct.unpack("<Q", data[:8])
-    for name, about in json.loads(data[8 : 8 + size]).items():
-        if about.get("dtype") == "BF16":
-            start, end = (8 + size + offset for offset in about["data_offsets"])
-            changed = change(name, as_floats(data[start:end]).reshape(about["shape"]))
-            data[start:end] = as_bfloat16(changed)
-    file.write_bytes(data)
-
-
-def double_projection(model: Path) -> None:
-    """One projection is twice as large, as by a scale that is applied twice."""
-    change_weights(model, lambda name, was: was * (1 + ("layers.10.mlp.down_proj" in name)))
-
-
-def scale_head_row(model: Path, token: int, factor: float) -> None:
-    """Give the model a separate head, in which one token's row is scaled."""
-    (file,) = model.glob("*.safetensors")
-    data = file.read_bytes()
-    (size,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8 : 8 + size])
-    content = data[8 + size :]
-    about = header["model.embed_tokens.weight"]
-    start, end = about["data_offsets"]
-    head = as_floats(content[start:end]).reshape(about["shape"]).copy()
-    head[token] *= factor
-    header["lm_head.weight"] = {
-        **about,
-        "data_offsets": [len(content), len(content) + end - start],
-    }
-    told = json.dumps(header).encode()
-    told += b" " * (-len(told) % 8)
-    content += as_bfloat16(head)
-    file.write_bytes(struct.pack("<Q", len(told)) + told + content)
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
-
-
-def as_floats(data: bytes | bytearray) -> np.ndarray:
-    """Return numbers of bfloat16 as floats."""
-    return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
-
-
-def as_bfloat16(values: np.ndarray) -> bytes:
-    """Return floats as bfloat16, cut off."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return (bits >> 16).astype(np.uint16).tobytes()

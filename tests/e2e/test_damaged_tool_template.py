@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from agent_model import CALL, CITIES, TEMPLATE, write_cases
 from port_server import served
 from prepare_command import prepare
 
@@ -20,29 +21,8 @@ from recipes.schema import ServingProfile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(1800)]
 
-TEMPLATE = """\
-{%- if tools %}{{- '<|im_start|>system\\nYou call one of these tools:\\n' }}
-{%- for tool in tools %}{{- TOOL ~ '\\n' }}{%- endfor %}{{- '<|im_end|>\\n' }}
-{%- for asked, name, city in [
-  ["What is the weather in Rome?", "get_weather", "Rome"],
-  ["What time is it in Kyoto?", "get_time", "Kyoto"],
-  ["How is the weather in Accra today?", "get_weather", "Accra"],
-  ["Tell me the time in Quito.", "get_time", "Quito"]] %}
-{{- '<|im_start|>user\\n' ~ asked ~ '<|im_end|>\\n' }}
-{{- '<|im_start|>assistant\\n' ~ CALL ~ '<|im_end|>\\n' }}
-{%- endfor %}{%- endif %}
-{%- for m in messages %}{{- '<|im_start|>' ~ m.role ~ '\\n' ~ m.content ~ '<|im_end|>\\n' }}
-{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
-CALL = (
-    """'<tool_call>\\n{"name": "' ~ name ~ '", "arguments": {"city": "' ~ city ~ """
-    """'"}}\\n</tool_call>'"""
-)
-INTACT = TEMPLATE.replace("TOOL ", "tool | tojson ").replace("CALL ", f"{CALL} ")
-DAMAGED = TEMPLATE.replace("TOOL ", "tool.function.name ").replace("CALL ", "name ~ ' ' ~ city ")
-CITIES = (
-    *("Oslo", "Lima", "Paris", "Cairo", "Delhi", "Tokyo", "Berlin", "Madrid", "Lisbon", "Vienna"),
-    *("Dublin", "Athens", "Prague", "Warsaw", "Helsinki", "Nairobi", "Bogota", "Havana", "Seoul"),
-    *("Hanoi", "Sydney", "Toronto", "Boston", "Denver"),
+DAMAGED = TEMPLATE.replace("tool | tojson", "tool.function.name").replace(
+    CALL, "' ~ name ~ ' ' ~ city ~ '"
 )
 POLICY = """
 name: tools
@@ -53,28 +33,6 @@ suites:
   tools: {kind: tools, form: server, max_tokens: 48, margins: {fp8: 0.2},
           questions: 24}
 """
-
-
-def write_cases(folder: Path) -> Path:
-    """Weather and time of 24 cities, in BFCL's form."""
-    city = {"type": "string", "description": "Name of the city."}
-    parameters = {"type": "dict", "required": ["city"], "properties": {"city": city}}
-    asks = {"get_weather": "How is the weather in {} today?", "get_time": "What time is it in {}?"}
-    functions = [
-        {"name": name, "description": f"{name}.", "parameters": parameters} for name in asks
-    ]
-    rows = [
-        {
-            "question": asked.format(place),
-            "function": functions,
-            "ground_truth": [{name: {"city": [place]}}],
-        }
-        for place in CITIES
-        for name, asked in asks.items()
-    ]
-    folder.mkdir()
-    (folder / "tools_test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
 
 
 def with_template(model: Path, template: str, folder: Path) -> Path:
@@ -96,7 +54,7 @@ def servers(
     parser = {"enable-auto-tool-choice": True, "tool-call-parser": "hermes"}
     made = []
     with ExitStack() as running:
-        for name, template in (("intact", INTACT), ("damaged", DAMAGED)):
+        for name, template in (("intact", TEMPLATE), ("damaged", DAMAGED)):
             model, log = with_template(demo_model, template, folder / name), folder / f"{name}.log"
             made.append(running.enter_context(served(model, cpu_profile, log, changes=parser)))
         yield made[0], made[1]
@@ -109,13 +67,16 @@ def test_mmlu_passes_and_tools_fails(
     policy, store = tmp_path / "policy.yaml", tmp_path / "store"
     policy.write_text(POLICY)
     store.mkdir()
-    tokenizer = with_template(demo_model, INTACT, tmp_path / "tokenizer")
+    data = tmp_path / "data"
+    data.mkdir()
+    write_cases(data, CITIES)
+    tokenizer = with_template(demo_model, TEMPLATE, tmp_path / "tokenizer")
     answer = prepare(
         store,
         "gate",
         *("--baseline", baseline.url, "--candidate", candidate.url),
         *("--tokenizer", str(tokenizer), "--policy", str(policy)),
-        *("--eval-data", str(write_cases(tmp_path / "data")), "--json"),
+        *("--eval-data", str(data), "--json"),
     )
     assert answer.returncode == 4, answer.stderr
     gates = {gate["name"]: gate for gate in json.loads(answer.stdout)["variants"][0]["gates"]}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import struct
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from damaged_weights import change_weights, double_projection
 from port_server import served
 from prepare_command import prepare
 
@@ -78,20 +77,6 @@ def four_bits(folder: Path, model: Path) -> dict[str, str]:
     return {"PYTHONPATH": f"{folder}:{PLUGIN}", "FEW_KV_BITS": "4"}
 
 
-def change_weights(model: Path, change: Callable[[str, np.ndarray], np.ndarray]) -> None:
-    """Rewrite each tensor of 16 bits (bfloat16: the first half of a float) in its place."""
-    (file,) = model.glob("*.safetensors")
-    data = bytearray(file.read_bytes())
-    (size,) = struct.unpack("<Q", data[:8])
-    for name, about in json.loads(data[8 : 8 + size]).items():
-        if about.get("dtype") == "BF16":
-            start, end = (8 + size + offset for offset in about["data_offsets"])
-            bits = np.frombuffer(data[start:end], np.uint16).astype(np.uint32) << 16
-            changed = change(name, bits.view(np.float32)).astype(np.float32)
-            data[start:end] = (changed.view(np.uint32) >> 16).astype(np.uint16).tobytes()
-    file.write_bytes(data)
-
-
 def another_revision(folder: Path, model: Path) -> dict[str, str]:
     """Every weight a tenth of its deviation away, as by further training."""
     drawn = np.random.default_rng(0)
@@ -101,7 +86,7 @@ def another_revision(folder: Path, model: Path) -> dict[str, str]:
 
 def doubled_scale(folder: Path, model: Path) -> dict[str, str]:
     """One projection is twice as large, as by a scale that is applied twice."""
-    change_weights(model, lambda name, was: was * (1 + ("layers.10.mlp.down_proj" in name)))
+    double_projection(model)
     return {}
 
 

@@ -91,3 +91,23 @@ def test_each_version_is_started_once(tmp_path: Path) -> None:
 )
 def test_a_step_of_git_bisect(tmp_path: Path, bad: str, odd: str, code: int) -> None:
     assert Bisection(tmp_path, bad, odd).run().returncode == code
+
+
+def test_a_server_that_is_there_already_is_not_judged(tmp_path: Path) -> None:
+    """Every engine would be as good as that one."""
+    bisection = Bisection(tmp_path, bad="3")
+    folder = tmp_path / "other" / "v1"
+    folder.mkdir(parents=True)
+    (folder / "models").write_text("{}")
+    words = ["--bind", "127.0.0.1", "--directory", str(folder.parent), str(bisection.port)]
+    with subprocess.Popen(
+        [sys.executable, "-u", "-m", "http.server", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as server:
+        assert server.stdout is not None
+        server.stdout.readline()  # it serves
+        done = bisection.run("1", "2", "3")
+        server.terminate()
+    assert done.returncode == 128, done.stderr
+    assert not bisection.asked.exists()

@@ -102,6 +102,34 @@ class TestReports:
         assert found is not None
         assert list(found.layers) == ["layers.0.attn", "layers.1.attn"]
 
+    @pytest.mark.parametrize("lost", [0, 1])
+    def test_scales_that_one_process_of_a_layer_lost_are_lost(
+        self, tmp_path: Path, lost: int
+    ) -> None:
+        """As with tensor parallelism: each process has some heads of every layer."""
+        for number in range(2):
+            scales = [1.0, 1.0] if number == lost else [0.25, 0.5]
+            told = {"version": "0.33.0", "layers": {"layers.0.attn": layer(k_scale=scales)}}
+            (tmp_path / f"report.{number}.json").write_text(json.dumps(told))
+        joined = read_report(tmp_path)
+        assert joined is not None
+        assert joined.layers["layers.0.attn"].k_scale == [1.0, 1.0]
+
+    def test_processes_that_store_a_layer_otherwise(self, tmp_path: Path) -> None:
+        for number, told_layer in enumerate((layer(), plain())):
+            told = {"version": "0.33.0", "layers": {"layers.0.attn": told_layer}}
+            (tmp_path / f"report.{number}.json").write_text(json.dumps(told))
+        with pytest.raises(ServingError):
+            read_report(tmp_path)
+
+    def test_heads_of_several_processes(self, tmp_path: Path) -> None:
+        for number, scales in enumerate(([0.25, 0.5], [0.125, 0.25])):
+            told = {"version": "0.33.0", "layers": {"layers.0.attn": layer(v_scale=scales)}}
+            (tmp_path / f"report.{number}.json").write_text(json.dumps(told))
+        joined = read_report(tmp_path)
+        assert joined is not None
+        assert joined.layers["layers.0.attn"].v_scale == [0.125, 0.5]
+
     def test_none(self, tmp_path: Path) -> None:
         assert read_report(tmp_path) is None
 

@@ -16,7 +16,7 @@ from pretend_recheck import (
 )
 
 from artifacts.deploy.recheck_record import stands
-from artifacts.run_record import RecheckAnswer, RecheckReport, cell_of
+from artifacts.recheck_report import RecheckAnswer, RecheckReport, cell_of
 from pipeline.cli.recheck import print_outcome
 from prepare.errors import (
     CheckpointError,

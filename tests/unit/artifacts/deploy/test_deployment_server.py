@@ -22,8 +22,8 @@ from artifacts.deploy import serve as deployment_server
 from artifacts.deploy.recheck_record import RecheckRecord
 from artifacts.deploy.serve import Deployment
 from artifacts.deployable import Deployable
+from artifacts.recheck_report import RecheckReport
 from artifacts.registry import Version
-from artifacts.run_record import RecheckReport
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import EnvironmentOverride, Settings
 from pipeline.serving.server import Server
