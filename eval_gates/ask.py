@@ -82,7 +82,11 @@ class TooLongError(StageError):
 
 
 class _RejectedRequestError(Exception):
-    pass
+    """A request that the endpoint refuses, about `name` if that is known."""
+
+    def __init__(self, words: str, name: str = "") -> None:
+        super().__init__(words)
+        self.name = name
 
 
 class _FailedRequestError(Exception):
@@ -93,6 +97,18 @@ class _FailedRequestError(Exception):
         self.wait_s = wait_s
 
 
+# A template may raise an error about the roles or calls of one conversation alone.
+_OTHER_LINE = (
+    "where the chat template cannot render that conversation, change it or leave it out; otherwise "
+)
+_OTHER_SERVER = (
+    "serve the model with a server that offers this, such as vLLM; with its chat API alone take "
+    "--api chat; a prompt may be too long; settings of sampling may be unknown to it; tool calls "
+    "need its parser (vLLM: --enable-auto-tool-choice --tool-call-parser NAME); suites of "
+    "generated text need no log-probabilities"
+)
+
+
 class Request(NamedTuple):
     """One request."""
 
@@ -100,6 +116,7 @@ class Request(NamedTuple):
     body: dict[str, Any]  # of chat requests in the richest form
     read: Callable[[Any], Any]  # parses the answer's JSON; ValueError if it lacks a part
     length: int = 0  # tokens of prompt and answer
+    name: str = ""  # of the question, for messages
 
 
 class Client:
@@ -194,13 +211,11 @@ class Client:
         try:
             results: list[Any] = asyncio.run(work)
         except _RejectedRequestError as error:
+            what = f"about '{error.name}'" if error.name else "this suite"
             raise RefusedError(
-                f"the endpoint cannot be asked this suite: {error}",
+                f"the endpoint cannot be asked {what}: {error}",
                 where=self._url,
-                hint="serve the model with a server that offers this, such as vLLM; with its chat "
-                "API alone take --api chat; a prompt may be too long; settings of sampling may "
-                "be unknown to it; tool calls need its parser (vLLM: --enable-auto-tool-choice "
-                "--tool-call-parser NAME); suites of generated text need no log-probabilities",
+                hint=f"{_OTHER_LINE}{_OTHER_SERVER}" if error.name else _OTHER_SERVER,
             ) from error
         return results
 
@@ -284,7 +299,8 @@ class Client:
             )
 
         length = len(tokens) + (room if isinstance(room, int) else 0)
-        return Request(CHAT if is_messages else "completions", body, read, length)
+        path = CHAT if is_messages else "completions"
+        return Request(path, body, read, length, question.id)
 
     def _messages(self, question: Question) -> list[Any]:
         if question.messages:
@@ -481,7 +497,7 @@ class Client:
         said = received[:_MAX_REASON].decode(errors="replace")
         is_fault = 400 <= status < 500 or status == _NOT_IMPLEMENTED
         if is_fault and status not in _PASSING_STATUSES:
-            raise _RejectedRequestError(f"it answered {status}: {said}")
+            raise _RejectedRequestError(f"it answered {status}: {said}", request.name)
         if status >= 400:
             wait_s = seconds_to_wait(response.headers.get("Retry-After"))
             raise _FailedRequestError(f"it answered {status}: {said}", wait_s)
@@ -494,7 +510,7 @@ class Client:
         try:
             return request.read(body)
         except ValueError as error:
-            raise _RejectedRequestError(str(error)) from error
+            raise _RejectedRequestError(str(error), request.name) from error
 
     def _refusal(self, what: str) -> StageError:
         return StageError(

@@ -48,14 +48,15 @@ def first_difference(here: Sequence[int], there: Sequence[int]) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(here), len(there)))
 
 
-def tokenize(body: dict[str, Any]) -> Request:
-    """Return the request of token ids."""
-    return Request("/tokenize", body, read_tokens)
+def tokenize(body: dict[str, Any], name: str = "") -> Request:
+    """Return the request of token ids of a text, or of the conversation `name`."""
+    return Request("/tokenize", body, read_tokens, name=name)
 
 
-def render(body: dict[str, Any]) -> Request:
-    """Return the request of token ids, and of whether they end within a thought."""
-    return Request("/tokenize", {**body, "return_token_strs": True}, _read_rendered)
+def render(body: dict[str, Any], name: str) -> Request:
+    """Return the request of a conversation's token ids, and of whether they end in a thought."""
+    asked = {**body, "return_token_strs": True}
+    return Request("/tokenize", asked, _read_rendered, name=name)
 
 
 def _read_rendered(body: Any) -> tuple[list[int], bool]:

@@ -83,7 +83,7 @@ def check_server_template(
     arguments = dict(tokenizer.template_arguments)
     asked = _body(client, messages=CONVERSATION, chat_template_kwargs=arguments)
     try:
-        ((theirs, _),) = client.send([render(asked)])
+        ((theirs, _),) = client.send([render(asked, name="")])
     except RefusedError as error:
         note(f"the server's chat template is not compared with the record's: {error.message[:200]}")
         return

@@ -17,9 +17,9 @@ from pathlib import Path
 PRODUCT = ("prepare", "pipeline", "recipes", "eval_gates", "artifacts")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 CEILINGS = {
-    "tokens": 352_000,
+    "tokens": 354_000,
     "own_names_imported_per_file": 12.3,
-    "classes": 500,
+    "classes": 503,
     "tuple_assignments": 0,
     "files_in_a_folder": 27,
     "class_names_with_two_meanings": 0,

@@ -108,36 +108,78 @@ class _EndedError(Exception):
     """What follows in a session cannot be rendered."""
 
 
+class Sessions:
+    """The sessions of a log's lines.
+
+    Lines with equal `session` are one, and so is a line without it with the one that it continues:
+    servers log each request with all that was said before.
+    """
+
+    def __init__(self) -> None:
+        self._ended: dict[str, str] = {}  # session by the last turn of a line without a name of it
+
+    def of_line(
+        self, line: int, row: Mapping[str, Any], digests: Sequence[str]
+    ) -> tuple[str, bool]:
+        """Return the session, and whether the line continues an earlier one without a name.
+
+        `digests` are of the conversation up to each place at which an assistant writes.
+        """
+        if row.get(SESSION) is not None:
+            return str(row[SESSION]), False
+        name = f"session/{line}" if row.get("id") is None else str(row["id"])
+        session = next((self._ended[turn] for turn in digests[-2::-1] if turn in self._ended), name)
+        self._ended.setdefault(digests[-1], session)
+        return session, session != name
+
+
+def sessions_of(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """Return each line's session; a line without messages is separate.
+
+    EvaluationDataError: a line is no conversation.
+    """
+    sessions = Sessions()
+    names = []
+    for line, (place, row) in enumerate(rows):
+        digests = [digest_json([line])]
+        if row.get("messages"):
+            messages, ends = _places_to_write(row, place, [])
+            parts = [chat_of(messages[: ends[0]], _read_tools(row, place, ()))]
+            parts += [{"messages": messages[a:b]} for a, b in pairwise(ends)]
+            digests = _digests_along(parts)
+        names.append(sessions.of_line(line, row, digests)[0])
+    return names
+
+
+def _digests_along(parts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the digest of a conversation up to the end of each part."""
+    digests = accumulate(parts, lambda before, added: digest_of(added, before), initial="")
+    return [*digests][1:]
+
+
 def read_turns(
     rows: Sequence[tuple[str, Mapping[str, Any]]], carried: Collection[str] = ()
 ) -> tuple[list[Turn], list[str]]:
     """Return each place at which an assistant writes, and what was read otherwise, with its line.
 
-    Lines with equal `session` are one, and so is a line without it with the one that it continues:
-    servers log each request with all that was said before. The first of equal
-    turns counts. `rows` have their places, and `carried` the names of tools that a line may name.
-    EvaluationDataError: a line is no conversation.
+    The first of a session's equal turns counts. `rows` have their places, and `carried` the names
+    of tools that a line may name. EvaluationDataError: a line is no conversation.
     """
     turns = list[Turn]()
     remarks = list[str]()
     known = dict[tuple[str, str], Turn]()
     counts = Counter[str]()
-    ended = dict[str, str]()  # session by the last turn of a line without a name of it
+    sessions = Sessions()
     for line, (place, row) in enumerate(rows):
         tools = _read_tools(row, place, carried)
         fields = {key: row[key] for key in row.keys() - {"messages", "tools", "functions"}}
         messages, ends = _places_to_write(row, place, remarks)
         parts = [chat_of(messages[: ends[0]], tools)]
         parts += [{"messages": messages[a:b]} for a, b in pairwise(ends)]
-        digests = [*accumulate(parts, lambda before, added: digest_of(added, before), initial="")]
-        digests = digests[1:]
-        session = str(row.get(SESSION))
-        if row.get(SESSION) is None:
-            name = f"session/{line}" if row.get("id") is None else str(row["id"])
-            session = next((ended[turn] for turn in digests[-2::-1] if turn in ended), name)
-            ended.setdefault(digests[-1], session)
-            if session != name:
-                remarks.append(f"{place}: it continues the session '{session:.80}', and is read so")
+        digests = _digests_along(parts)
+        session, continues = sessions.of_line(line, row, digests)
+        if continues:
+            remarks.append(f"{place}: it continues the session '{session:.80}', and is read so")
         fields[SESSION] = session
         before: Turn | None = None
         for end, added, digest in zip(ends, parts, digests, strict=True):

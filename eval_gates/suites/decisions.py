@@ -161,8 +161,12 @@ class Decisions(SuiteKind[DecisionsTask]):
             written = [_Written(reply) for (reply,) in client.ask(batch)]
             prompts = [""] * len(batch)
         else:
-            chats = [self._chats[question.id] for question in batch]
-            ids = client.send([tokenize(_tokenized(client.model, task, chat)) for chat in chats])
+            ids = client.send(
+                [
+                    tokenize(_tokenized(client.model, task, self._chats[question.id]), question.id)
+                    for question in batch
+                ]
+            )
             _check_fit(batch, [len(prompt_ids) for prompt_ids in ids], task, client.max_length)
             prompts = [digest_json(prompt_ids) for prompt_ids in ids]
             _check_same(batch, prompts, rows)
@@ -221,7 +225,9 @@ class Decisions(SuiteKind[DecisionsTask]):
             "tools": [{"type": "function", "function": function}],
         }
 
-    def known_cluster(self, task: DecisionsTask, identity: QuestionSource) -> str | None:
+    def known_cluster(
+        self, task: DecisionsTask, identity: QuestionSource, folder: Path | None
+    ) -> str | None:
         return task.cluster_by
 
     def fit(

@@ -28,21 +28,24 @@ from eval_gates.quality_result import KEPT_SHARE
 from eval_gates.rows import Answer, Question, Reply, Score
 from eval_gates.suites.chat_logs import (
     CARRIED_FILE,
+    SESSION,
     STEM,
     TEXTS,
     digest_of,
     other_rendering,
     read_chats,
     read_conversation,
+    sessions_of,
     tell,
     tokenized,
 )
-from eval_gates.suites.json_lines import write_rows
+from eval_gates.suites.json_lines import FIELDS, write_rows
+from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, SuiteKind
 from prepare.digest import digest_json
 from prepare.errors import EvaluationDataError
 from recipes.generation import Form, TemplateArgument
-from recipes.policy import EvalTask
+from recipes.policy import EvalTask, Suite
 
 CONTEXT = "context"  # own key: tokens that the answer follows
 NEAR_TIE = 0.05  # nats: below, two starts of the baseline differ, too
@@ -93,8 +96,28 @@ class Fidelity(SuiteKind[FidelityTask]):
         ids = [str(row.get("id", f"conversation/{number}")) for number, (_, row) in enumerate(rows)]
         kept = [{"id": id_, **chat} for id_, chat in zip(ids, chats, strict=True)]
         write_rows(order.output / TEXTS, kept)
+        data: list[dict[str, Any]] = [{} for _ in rows]
+        if task.cluster_by is not None:  # the fields leave the questions when these are grouped
+            data = [{FIELDS: fields} for fields in _fields(rows)]
         # Rows go into bundles, so the prompt is a digest.
-        return [Question(id_, digest_of(chat)) for id_, chat in zip(ids, chats, strict=True)], {}
+        questions = [
+            Question(id_, digest_of(chat), data=own)
+            for id_, chat, own in zip(ids, chats, data, strict=True)
+        ]
+        return questions, {}
+
+    def count_clusters(
+        self, suite: Suite, identity: QuestionSource, folder: Path | None
+    ) -> int | None:
+        rows = self.read(identity, folder)
+        values = [fields.get(str(suite.cluster_by)) for fields in _fields(rows)]
+        return None if None in values else len({digest_json(value) for value in values})
+
+    def known_cluster(
+        self, task: FidelityTask, identity: QuestionSource, folder: Path | None
+    ) -> str | None:
+        sessions = sessions_of(self.read(identity, folder))
+        return SESSION if len(set(sessions)) < len(sessions) else None
 
     def open(self, task: FidelityTask, questions: Sequence[Question], folder: Path) -> None:
         chats = read_chats(folder / TEXTS)
@@ -137,7 +160,12 @@ class Fidelity(SuiteKind[FidelityTask]):
             tokenized(client.model, chat, task.prompt_format, task.chat_template_kwargs)
             for chat in chats
         ]
-        rendered = client.send([prompt_scores.render(body) for body in bodies])
+        rendered = client.send(
+            [
+                prompt_scores.render(body, question.id)
+                for body, question in zip(bodies, batch, strict=True)
+            ]
+        )
         room = max(1, min(task.scored_tokens, client.max_length) - task.max_tokens - 1)
         prompts = [ids[-room:] for ids, _ in rendered]
         if baseline is None:
@@ -230,3 +258,9 @@ class Fidelity(SuiteKind[FidelityTask]):
 
     def typical_change(self, task: FidelityTask) -> float:
         return 0.1
+
+
+def _fields(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the fields of lines by which they can be grouped, with each one's session."""
+    sessions = sessions_of(rows)
+    return [{**row, SESSION: session} for (_, row), session in zip(rows, sessions, strict=True)]

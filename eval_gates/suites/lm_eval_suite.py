@@ -148,5 +148,7 @@ class LmEval(TextKind[LmEvalTask]):
     def metric(self, task: LmEvalTask, laid_out: str | None) -> str:
         return str(laid_out)
 
-    def known_cluster(self, task: LmEvalTask, identity: QuestionSource) -> str | None:
+    def known_cluster(
+        self, task: LmEvalTask, identity: QuestionSource, folder: Path | None
+    ) -> str | None:
         return known_tasks().get(task.task, {}).get("cluster")

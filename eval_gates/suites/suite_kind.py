@@ -170,7 +170,9 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
     def check_machine(self, task: Task) -> None:
         """Raise PrepareError if this machine cannot score."""
 
-    def known_cluster(self, task: Task, identity: QuestionSource) -> str | None:
+    def known_cluster(
+        self, task: Task, identity: QuestionSource, folder: Path | None
+    ) -> str | None:
         """Return a shared field that is known before laying out."""
         return None
 

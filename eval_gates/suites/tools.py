@@ -115,7 +115,9 @@ class Tools(TextKind[ToolsTask]):
             return FUNCTION_LISTS if is_all else None
         return super().count_clusters(suite, identity, folder)
 
-    def known_cluster(self, task: ToolsTask, identity: QuestionSource) -> str | None:
+    def known_cluster(
+        self, task: ToolsTask, identity: QuestionSource, folder: Path | None
+    ) -> str | None:
         # Half of BFCL's live cases share their functions; one's own requests to one model all do.
         live = any(name.startswith("live_") for name in task.categories) or not task.categories
         return "functions" if live and identity.kind == "packages" else None

@@ -222,8 +222,8 @@ def check_known_clusters(policy: Policy, sources: SourceResolver, progress: Prog
     Advisory suites, and suites with clusters, are permitted.
     """
     for name, suite in policy.suites.items():
-        identity = sources.suite(name, suite).identity
-        field = kind_of(suite).known_cluster(suite, identity)
+        source = sources.suite(name, suite)
+        field = kind_of(suite).known_cluster(suite, source.identity, source.folder)
         if field is not None:
             _refuse_shared(name, suite, field, progress)
 

@@ -58,6 +58,26 @@ class QuantizeRuntime(WorkerRuntime):
     needs_hub: bool = False
 
 
+class KvClipping(Record):
+    """Elements of keys and values that are larger than the scale of their layer allows."""
+
+    tokens: int = Field(ge=1, description="of texts that were not calibrated on")
+    keys: float = Field(ge=0, le=1, description="share of all elements")
+    values: float = Field(ge=0, le=1, description="share of all elements")
+    worst_layer: str = Field(max_length=512, description="the module that clips the largest share")
+    worst_share: float = Field(ge=0, le=1, description="its larger share, of keys or of values")
+
+    @property
+    def words(self) -> str:
+        text = (
+            f"over {self.tokens:,} tokens that were not calibrated on, the scales of the KV cache "
+            f"clip {self.keys:.2%} of the keys and {self.values:.2%} of the values"
+        )
+        if not self.worst_share:
+            return text
+        return f"{text}; at most {self.worst_share:.2%} of a layer's ({self.worst_layer})"
+
+
 class QuantizeResult(Record):
     """Facts on the weights; None if not reported."""
 
@@ -75,9 +95,10 @@ class QuantizeResult(Record):
     shards: int | None = None
     source_bytes: int | None = None
     device: str | None = None
+    kv_clipping: KvClipping | None = None
 
 
-QUANTIZE = Stage("quantize", 2, QuantizeParameters, QuantizeRuntime, QuantizeResult)
+QUANTIZE = Stage("quantize", 3, QuantizeParameters, QuantizeRuntime, QuantizeResult)
 
 
 RESOLVED_RECIPE = "recipe.json"
@@ -117,11 +138,14 @@ def run(context: StageContext[QuantizeParameters, QuantizeRuntime]) -> QuantizeR
         plugins=[for_worker(quantization)],
     )
     copy_carried_over(source, output)
-    return QuantizeResult(
+    result = QuantizeResult(
         **facts,
         weights_digest=weights_digest(output, digest_file),
         weights_bytes=sum(file.stat().st_size for file in weight_files(output)),
     )
+    if result.kv_clipping is not None:
+        context.progress.note(result.kv_clipping.words)
+    return result
 
 
 def copy_carried_over(source: CheckpointFolder, output: Path) -> None:

@@ -160,11 +160,17 @@ def _kind(value: Any) -> str:
 
 
 def calibration_blocks(
-    calibration: dict[str, Any], file: str, tokenizer: Any, progress: Progress
+    calibration: dict[str, Any],
+    file: str,
+    tokenizer: Any,
+    progress: Progress,
+    *,
+    unseen: int = 0,
 ) -> list[list[int]]:
     """Return texts, shuffled by seed and concatenated, in blocks of exactly max_tokens tokens.
 
-    Padding would distort the statistics.
+    Padding would distort the statistics. Up to `unseen` blocks that are not to be calibrated on
+    come after the recipe's `samples`.
     """
     texts = read_texts(calibration, file, tokenizer)
     random.Random(calibration["seed"]).shuffle(texts)  # noqa: S311 - not for secrets
@@ -175,10 +181,10 @@ def calibration_blocks(
         stream.extend(tokenizer(text, add_special_tokens=False)["input_ids"])
         if tokenizer.eos_token_id is not None:
             stream.append(tokenizer.eos_token_id)
-        if len(stream) >= length * wanted:
+        if len(stream) >= length * (wanted + unseen):
             break
     blocks = [stream[start : start + length] for start in range(0, len(stream), length)]
-    whole = [block for block in blocks if len(block) == length][:wanted]
+    whole = [block for block in blocks if len(block) == length][: wanted + unseen]
     if not whole:
         raise StageError(
             f"the calibration texts have {len(stream)} tokens, less than one block of {length}",

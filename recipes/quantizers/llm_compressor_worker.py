@@ -16,6 +16,7 @@ from recipes.checkpoints.same_tokens import check_same_tokens
 from recipes.checkpoints.weight_files import INDEX, read_headers, read_json
 from recipes.ignored_modules import is_ignored
 from recipes.quantizers.calibration import block_facts, calibration_blocks
+from recipes.quantizers.kv_clipping import blocks_to_measure, measure_clipping
 from recipes.quantizers.models import ComputeDtype, ExpertTokenCounter, load_model
 from recipes.quantizers.modifiers import modifiers
 from recipes.weight_format import dividing_group_size
@@ -42,7 +43,15 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     trust = spec["trust_remote_code"]
     tokenizer = AutoTokenizer.from_pretrained(spec["checkpoint"], trust_remote_code=trust)
     check_same_tokens(tokenizer, Path(spec["checkpoint"]))
-    blocks = calibration_blocks(calibration, spec["calibration_file"], tokenizer, progress)
+    samples = calibration["samples"]
+    texts = calibration_blocks(
+        calibration,
+        spec["calibration_file"],
+        tokenizer,
+        progress,
+        unseen=blocks_to_measure(samples) if quantization["kv_cache_scales"] else 0,
+    )
+    blocks = texts[:samples]
     if not torch.accelerator.is_available():
         leave_memory_unpinned()
     try_first_layers(spec, tokenizer, blocks, progress)
@@ -62,6 +71,9 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     chosen = modifiers(quantization, model, group_size)
     calibrate(model, tokenizer, chosen, blocks, calibration["batch_size"])
     counts = tokens.check_counts()
+    clipping = None
+    if quantization["kv_cache_scales"]:
+        clipping = clipping_of(model, texts[samples:], progress)
     compute.narrow(model)
     progress.note("saving the quantized checkpoint")
     model.save_pretrained(output, save_compressed=True)
@@ -75,9 +87,31 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         "group_size": group_size,
         **block_facts(blocks),
         **counts,
+        "kv_clipping": clipping,
         "versions": versions_of(*LIBRARIES),
         "quantized_modules": sum(bool(scheme and scheme.weights) for scheme in schemes),
     }
+
+
+def clipping_of(model: Any, unseen: list[list[int]], progress: Progress) -> dict[str, Any] | None:
+    """Return `KvClipping`; None where it cannot be measured, which is noted.
+
+    It is a figure for the report: quantization of hours does not fail because of it.
+    """
+    if not unseen:
+        progress.note(
+            "what the scales of the KV cache clip was not measured: calibration took all texts"
+        )
+        return None
+    try:
+        return measure_clipping(model, unseen)
+    except Exception as error:
+        traceback.print_exc()
+        progress.note(
+            f"what the scales of the KV cache clip was not measured: {type(error).__name__}: "
+            f"{str(error)[:200]}"
+        )
+        return None
 
 
 def group_size_of(spec: dict[str, Any], model: Any) -> int | None:

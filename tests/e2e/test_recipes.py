@@ -7,6 +7,7 @@ quantized and what is not), and each variant is loaded by transformers and held 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ from recipes.weights.accounting import Compare
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everything]
 
 SCRIPT = Path(__file__).parent / "tiny_models.py"
+CLIPPING = SCRIPT.with_name("kv_clipping_inside.py")
+ROOT = SCRIPT.parents[2]
 BLOCKS, TOKENS = 2, 64
 RECIPES = [
     name for name in recipe_names() if load_recipe(name).quantization.environment == "quantize"
@@ -264,6 +267,26 @@ def test_scales_of_the_kv_cache_with_any_recipe(
     }
     assert shapes == {shape}
     assert verified_layers(workshop, variant) == 2 * 7
+    clipping = variant.record.result["kv_clipping"]
+    assert clipping["tokens"] == TOKENS
+    assert max(clipping["keys"], clipping["values"]) <= clipping["worst_share"] < 0.1
+
+
+def test_the_clipped_share_is_that_of_the_stored_keys_and_values(workshop: Workshop) -> None:
+    """Limits are at the quantile 0.8 of each head's keys and at 0.99 of its values."""
+    done = subprocess.run(
+        [str(workshop.python), str(CLIPPING), str(workshop.folder / "llama")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    clipping = json.loads(done.stdout)
+    assert clipping["tokens"] == 64
+    assert clipping["keys"] == pytest.approx(0.2, abs=0.01)
+    assert clipping["values"] == pytest.approx(0.01, abs=0.005)
+    assert clipping["worst_share"] == pytest.approx(0.2, abs=0.01)
 
 
 def test_every_variant_computes_what_its_source_does(workshop: Workshop) -> None:

@@ -27,6 +27,7 @@ class ReadingStandIn(HttpStandIn):
         text: written after any prompt; None for the tokens' own.
         template: text before the messages that it renders.
         dies_beyond: tokens of a prompt beyond which it answers 500 for its log-probabilities.
+        refuses: text of a conversation that its chat template does not render.
         can_read: whether it gives log-probabilities of a prompt.
         status: of every answer.
         requests: path and body of all requests, in order.
@@ -40,6 +41,7 @@ class ReadingStandIn(HttpStandIn):
         self.mutters = False
         self.text: str | None = None
         self.template = ""
+        self.refuses = ""
         self.can_read = True
         self.dies_beyond: int | None = None
         self.status = 200
@@ -101,6 +103,9 @@ class _Handler(SilentHandler):
         status = told.status if self.path in ("/tokenize", "/v1/completions") else 404
         if not told.can_read and ("prompt_logprobs" in asked or self.path == "/tokenize"):
             status = 404
+        if told.refuses and told.refuses in json.dumps(asked.get("messages")):
+            self.send(400, b'{"error": "roles must alternate"}')
+            return
         too_long = (
             told.dies_beyond is not None and len(asked.get("prompt") or []) > told.dies_beyond
         )

@@ -20,6 +20,7 @@ from artifacts.evidence.bundle import BundleVerdict
 from artifacts.evidence.card import Card, fence
 from artifacts.evidence.verify import read_verdict
 from pipeline.stages.evidence import Evidence, place_of
+from pipeline.stages.quantize import KvClipping
 from prepare.stage import TypedStageRecord
 from recipes.checkpoints.source_info import describe_source, front_matter
 from recipes.checkpoints.weight_files import RESULTS
@@ -135,6 +136,20 @@ class TestBody:
         assert ("keys' and values' are calibrated" in card) is scales
         assert ("the scales of queries, keys and values are 1.0" in card) is not scales
         assert "| KV cache | `fp8` |" in text  # on a CPU
+
+    def test_what_the_scales_of_the_cache_clip(self, run: FakeRun) -> None:
+        verdict = read_verdict(run.bundle() / "prepare-evidence")
+        changed = Evidence.of_verdict(run.store, verdict.judges[RECIPE])
+        record = Evidence.of_variant(run.store, verdict.judges[RECIPE]).quantize.record
+        clipping = KvClipping(
+            tokens=4096, keys=0.0012, values=0.0, worst_layer="layers.3", worst_share=0.02
+        )
+        result = {**record.result, "kv_clipping": clipping.model_dump()}
+        changed.stages[place_of(record)] = record.model_copy(update={"result": result})
+        card = text_of(run, verdict, changed)
+        assert "4,096 tokens" in card
+        assert "clip 0.12% of the keys and 0.00% of the values" in card
+        assert "2.00% of a layer's" in card
 
     def test_no_path_of_this_machine(self, run: FakeRun, text: str) -> None:
         assert str(run.root.parent) not in text

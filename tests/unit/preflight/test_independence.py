@@ -69,6 +69,23 @@ def test_texts_in_common_are_seen_in_the_questions_too() -> None:
     check_laid_out_clusters(policy(task="tales"), {"mine": laid_out(None)}, Listener())
 
 
+def test_a_log_whose_lines_continue_each_other_is_refused(tmp_path: Path) -> None:
+    said = [{"role": "user", "content": "one"}]
+    more = [*said, {"role": "assistant", "content": "two"}, {"role": "user", "content": "three"}]
+    lines = [{"messages": said}, {"messages": more}, {"prompt": "else"}]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    suite = {"kind": "fidelity", "data": str(tmp_path / "log.jsonl")}
+
+    def own(**changes: str) -> Policy:
+        suites = {"mine": {**suite, "margins": {"fp8": 0.1}, **changes}}
+        return Policy.model_validate({"name": "p", "summary": "s", "suites": suites})
+
+    with pytest.raises(UsageError) as caught:
+        check(own(), tmp_path, Listener())
+    assert "'cluster_by: session'" in caught.value.hint
+    check(own(cluster_by="session"), tmp_path, Listener())
+
+
 def test_an_advisory_suite_gets_a_note(tmp_path: Path) -> None:
     listener = Listener()
     check(policy(tier="advisory"), tmp_path, listener)

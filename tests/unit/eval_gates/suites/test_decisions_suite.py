@@ -12,7 +12,7 @@ from listener import Listener
 from reading_stand_in import ReadingStandIn
 
 from eval_gates.answer_validity import check_answers
-from eval_gates.ask import Client
+from eval_gates.ask import Client, RefusedError
 from eval_gates.decisions import KINDS, keeps, read_decision
 from eval_gates.question_set import judged_apart
 from eval_gates.rows import Answer, Asked, Question, Reply
@@ -188,6 +188,15 @@ def test_a_turn_that_does_not_fit_is_named(tmp_path: Path) -> None:
     kind, questions = laid_out(tmp_path)
     with Arm(sound) as server, pytest.raises(StageError, match="'a/0' is too long"):
         rows_of(kind, questions, server.url, max_length=100)
+
+
+def test_a_turn_that_the_template_refuses_is_named(tmp_path: Path) -> None:
+    kind, questions = laid_out(tmp_path)
+    with (
+        Arm(sound, refuses='"two"') as server,
+        pytest.raises(RefusedError, match=r"'b/1'.*roles must alternate"),
+    ):
+        rows_of(kind, questions, server.url)
 
 
 def test_a_model_that_is_still_thinking_has_decided_nothing(tmp_path: Path) -> None:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from listener import Listener
 from reading_stand_in import SURE, UNSURE, ReadingStandIn
 
 from eval_gates.answer_validity import check_answers
-from eval_gates.ask import Client
+from eval_gates.ask import Client, RefusedError
+from eval_gates.clusters import group_by_cluster
 from eval_gates.prompt_scores import ScoredToken, thought_end
+from eval_gates.question_set import judged_apart
 from eval_gates.rows import Answer, Asked, Question, Reply
 from eval_gates.suites.chat_logs import read_conversation
 from eval_gates.suites.fidelity import Fidelity, FidelityTask
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder
 from prepare.errors import EvaluationDataError, StageError
+from recipes.policy import Suite
 
 SECRET = "my password is hunter2"
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
@@ -82,6 +85,50 @@ def test_the_baseline_keeps_its_own_tokens(tmp_path: Path) -> None:
     assert [row.own["is_cut"] for row in rows] == [False, False, False, True]
     assert all(len(row.own["prompt_ids"]) + 16 < TASK.scored_tokens for row in rows)
     check_answers("logs", rows, max_tokens=TASK.max_tokens, is_complete=True)
+
+
+def growing_log(file: Path) -> Path:
+    """Two sessions as a server logs them: each request has all that was said before."""
+    rows = []
+    for user in ("a", "b"):
+        said: list[dict[str, str]] = []
+        for turn in range(3):
+            said.append({"role": "user", "content": f"{user} asks {turn}"})
+            rows.append({"messages": list(said)})
+            said.append({"role": "assistant", "content": f"answer {turn}"})
+    rows.append({"prompt": "Once upon a time"})
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_lines_that_continue_each_other_are_one_session(tmp_path: Path) -> None:
+    file = growing_log(tmp_path / "logs.jsonl")
+    source = QuestionSource(kind="folder")
+    kind = Fidelity()
+    assert kind.known_cluster(TASK, source, file) == "session"
+    task = TASK.model_copy(update={"cluster_by": "session"})
+    assert kind.count_clusters(cast(Suite, task), source, file) == 3
+    questions, _ = kind.questions(task, QuestionOrder(source, file, tmp_path, Listener()))
+    grouped = judged_apart(questions, [file], "session", lambda text: None)
+    assert [len(rows) for rows in group_by_cluster(grouped)] == [3, 3, 1]
+    assert not any("asks" in json.dumps(each.to_row()) for each in grouped)
+
+
+def test_separate_conversations_are_values_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "logs.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in LOG))
+    kind = Fidelity()
+    assert kind.known_cluster(TASK, QuestionSource(kind="folder"), file) is None
+    assert kind.known_cluster(TASK, QuestionSource(kind="builtin"), None) is None
+
+
+def test_a_conversation_that_the_template_refuses_is_named(tmp_path: Path) -> None:
+    kind, questions = laid_out(tmp_path)
+    with (
+        ReadingStandIn(refuses=SECRET) as server,
+        pytest.raises(RefusedError, match=r"about '.*roles must alternate"),
+    ):
+        rows_of(kind, questions, server.url)
 
 
 def test_a_variant_reads_the_baselines_tokens(tmp_path: Path) -> None:

@@ -29,10 +29,10 @@ def test_the_number_of_cases_is_known_before_they_are_read() -> None:
 
 def test_live_cases_share_their_functions() -> None:
     packages = QuestionSource(kind="packages", environment="e")
-    assert Tools().known_cluster(ToolsTask(), packages) == "functions"
+    assert Tools().known_cluster(ToolsTask(), packages, None) == "functions"
     live = ToolsTask(categories=["live_simple"])
-    assert Tools().known_cluster(live, packages) == "functions"
-    assert Tools().known_cluster(ToolsTask(categories=["multiple"]), packages) is None
+    assert Tools().known_cluster(live, packages, None) == "functions"
+    assert Tools().known_cluster(ToolsTask(categories=["multiple"]), packages, None) is None
 
 
 def test_right_calls_have_the_first_values_and_leave_out_what_may_be() -> None:
