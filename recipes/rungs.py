@@ -16,12 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from prepare.errors import UsageError
 from prepare.events import Progress
+from prepare.untrusted import first_fault
 from recipes.checkpoints.module_kind import WEIGHT, block_name
 from recipes.checkpoints.safetensors_header import SafetensorsHeader, TensorEntry
-from recipes.checkpoints.unquantized_modules import is_renamed_expert, pattern_of_set
+from recipes.checkpoints.unquantized_modules import (
+    is_renamed_expert,
+    join_layers,
+    pattern_of_set,
+)
 from recipes.checkpoints.variant_size import VariantTensor, VariantWeights, variant_weights
 from recipes.checkpoints.weight_files import read_headers
 from recipes.quantizers.preset import SCHEMES, EightBits, WithOtherSchemes
@@ -151,7 +157,8 @@ def give_back(
 ) -> tuple[Recipe, GivenBack]:
     """Return the recipe with what it gives back as `other_schemes`.
 
-    UsageError: the share is too small for any set, or large enough for all.
+    UsageError: the share is too small for any set, or large enough for all; or the lists of modules
+    are longer than a recipe's may be.
     """
     quantization = recipe.quantization
     weights = variant_weights(tensors, quantization, config)
@@ -180,10 +187,16 @@ def give_back(
     given = GivenBack(scheme, tuple(chosen), len(sets), budget)
     assert isinstance(quantization, WithOtherSchemes)
     others = {**quantization.others}
-    others[scheme] = [*others.get(scheme, []), *(one.pattern for one in chosen)]
-    changes: dict[str, Any] = {
-        "quantization": quantization.model_copy(update={"other_schemes": others})
-    }
+    others[scheme] = [*others.get(scheme, []), *join_layers(one.pattern for one in chosen)]
+    keys = quantization.model_dump() | {"other_schemes": others}
+    try:
+        changes: dict[str, Any] = {"quantization": quantization.model_validate(keys)}
+    except ValidationError as error:
+        raise UsageError(
+            f"the recipe with these {len(chosen)} sets could not be read: {first_fault(error)}",
+            where=where,
+            hint="shorten the recipe's own lists of modules",
+        ) from error
     if SCHEMES[scheme].form.number == "float":
         least_gpu = max(recipe.minimum_compute_capability or 0.0, FP8_CAPABILITY)
         changes["minimum_compute_capability"] = least_gpu

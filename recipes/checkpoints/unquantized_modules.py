@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from recipes.checkpoints.model_shape import LAYERS, text_level
@@ -36,6 +36,7 @@ _TOGETHER = (
 )
 _EXPERT = re.compile(r"(.*\bexperts)\.\d+\.")
 _RENAMED_EXPERT = re.compile(r".*\bexperts\.\d+\.w[123]$")
+_IN_LAYER = re.compile(r"(re:\(\.\*\\\.\)\?\w+\\\.)(\d+)(\\\..*)")
 CURE = "give the modules of one fused set (q, k, v; gate, up; a layer's experts) one format"
 
 
@@ -72,6 +73,23 @@ def pattern_of_set(module: str) -> str:
     names = "|".join(map(re.escape, siblings))
     above = rf"{re.escape(place)}\." if place else ""
     return rf"re:(.*\.)?{above}({names})$"
+
+
+def join_layers(patterns: Iterable[str]) -> list[str]:
+    """Return expressions for the same modules; those of several layers become one.
+
+    `patterns` are :func:`pattern_of_set`'s.
+    """
+    numbers: dict[tuple[str, str], list[str]] = {}
+    for pattern in patterns:
+        match = _IN_LAYER.fullmatch(pattern)
+        layers = numbers.setdefault((match[1], match[3]) if match else (pattern, ""), [])
+        if match:
+            layers.append(match[2])
+    return [
+        f"{before}({'|'.join(layers)}){after}" if layers else before
+        for (before, after), layers in numbers.items()
+    ]
 
 
 def _below_prefix(module: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from listener import Listener
 from narrow_numbers import Stored, bf16, from_bf16, from_fp8
 from small_checkpoint import checkpoint_files, write_files
@@ -17,8 +18,10 @@ from sound_variants import GROUP, quantized, safetensors_of
 from prepare.errors import UsageError
 from recipes.catalog import load_recipe
 from recipes.checkpoints.checkpoint import Checkpoint, read_folder
+from recipes.checkpoints.unquantized_modules import join_layers, pattern_of_set
 from recipes.checkpoints.variant_size import variant_weights
 from recipes.checkpoints.weight_files import read_headers
+from recipes.ignored_modules import is_ignored
 from recipes.rungs import FusedSet, GivenBack, Rung, choose_sets, give_back, rung_of
 from recipes.weight_format import WeightFormat
 from recipes.weights.rounding_noise import energies, read_rows
@@ -165,8 +168,57 @@ def test_what_a_recipe_names_stays(tmp_path: Path) -> None:
     assert {m for one in chosen.sets for m in one.modules} == {"model.layers.0.self_attn.o_proj"}
     assert chosen.of_sets == 2
     assert made.quantization.model_dump()["other_schemes"] == {
-        "FP8_DYNAMIC": ["*.layers.1.*", chosen.sets[0].pattern]
+        "FP8_DYNAMIC": ["*.layers.1.*", *join_layers([chosen.sets[0].pattern])]
     }
+
+
+def test_layers_share_a_pattern_so_that_the_recipe_can_be_loaded(tmp_path: Path) -> None:
+    """2,400 sets, of which a list of single patterns could name 1,000."""
+    layers = 600
+    tiny = dict.fromkeys(SHAPES, (4, 32))
+    checkpoint = written(tmp_path, layers=layers, shapes=tiny)
+    recipe, chosen = given(checkpoint, "30")
+    assert len(chosen.sets) > 1_000
+    (words,) = recipe.quantization.model_dump()["other_schemes"].values()
+    assert 1 <= len(words) <= 4
+    assert all(word.startswith("re:") for word in words)
+    named = {name for name in checkpoint.tensors if is_ignored(name.removesuffix(".weight"), words)}
+    assert named == {f"{module}.weight" for one in chosen.sets for module in one.modules}
+    keys = recipe.model_dump(mode="json", exclude_defaults=True)
+    keys["quantization"]["kind"] = recipe.quantization.kind
+    file = tmp_path / "kept.yaml"
+    file.write_text(yaml.safe_dump(keys))
+    assert load_recipe(str(file)).quantization == recipe.quantization
+
+
+def test_lists_that_are_too_long_with_what_is_given_back_are_refused(tmp_path: Path) -> None:
+    own = [f"re:.*no_such_module_{number}$" for number in range(1_000)]
+    quantization = AWQ.quantization.model_copy(update={"other_schemes": {"FP8_DYNAMIC": own}})
+    recipe = AWQ.model_copy(update={"quantization": quantization, "name": "long"})
+    checkpoint = written(tmp_path)
+    assert checkpoint.here is not None
+    with pytest.raises(UsageError, match="1,000 are the most") as caught:
+        give_back(
+            *(recipe, checkpoint.here, checkpoint.tensors, checkpoint.config),
+            *(Decimal(50), "FP8_DYNAMIC", Listener()),
+        )
+    assert "long" in caught.value.where
+
+
+@pytest.mark.parametrize(
+    ("modules", "others"),
+    [
+        (["model.layers.1.mlp.down_proj", "model.layers.11.mlp.down_proj"], ["model.layers.111"]),
+        (["model.layers.0.mlp.experts.3.up_proj", "model.layers.2.mlp.experts.3.up_proj"], []),
+        (["model.layers.1.self_attn.k_proj", "lm_head"], ["model.layers.1.self_attn.o_proj"]),
+        (["transformer.h.1.mlp.c_fc", "transformer.h.3.mlp.c_fc"], ["transformer.h.13.mlp.c_fc"]),
+    ],
+)
+def test_joined_patterns_match_the_same_modules(modules: list[str], others: list[str]) -> None:
+    joined = join_layers(map(pattern_of_set, modules))
+    assert all(is_ignored(module, joined) for module in modules)
+    again = [module.replace(".1.", ".21.") for module in modules if ".1." in module]
+    assert not any(is_ignored(module, joined) for module in others + again)
 
 
 def test_experts_of_a_layer_are_one_set(tmp_path: Path) -> None:
