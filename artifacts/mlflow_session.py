@@ -110,7 +110,7 @@ def run_watched(call: Callable[[], Value], is_stuck: Callable[[], bool]) -> Valu
     """Return the call's result; a stuck one is left to a thread that ends with the process."""
     done: queue.SimpleQueue[Callable[[], Value]] = queue.SimpleQueue()
 
-    def work() -> None:
+    def call_and_tell() -> None:
         try:
             value = call()
         except BaseException as error:
@@ -118,7 +118,7 @@ def run_watched(call: Callable[[], Value], is_stuck: Callable[[], bool]) -> Valu
         else:
             done.put(lambda: value)
 
-    threading.Thread(target=work, name="registry", daemon=True).start()
+    threading.Thread(target=call_and_tell, name="registry", daemon=True).start()
     while True:
         try:
             give_result = done.get(timeout=0.5)

@@ -235,7 +235,7 @@ class Registry:
                     return None
                 return self._note(name, last[0], last[1].model_copy(update={"done": True}))
             self._check_points_to(replaces, name, model, alias)
-            return self._carry_out(
+            return self._move(
                 name, model, last, alias, version, current, cause, previous_alias, current
             )
 
@@ -273,9 +273,7 @@ class Registry:
                 (number for number in reversed(kept) if number not in (target, current)), None
             )
             previous = next((number for number in reversed(names) if number), None)
-            return self._carry_out(
-                name, model, last, alias, target, current, cause, previous, before
-            )
+            return self._move(name, model, last, alias, target, current, cause, previous, before)
 
     def check_roll_back(self, name: str, alias: str) -> None:
         """Raise UsageError if the alias has no version to go back to."""
@@ -325,7 +323,7 @@ class Registry:
         last = next((note for note in reversed(model.notes) if note[1].alias == alias), None)
         return model, model.aliases.get(alias), last
 
-    def _carry_out(
+    def _move(
         self,
         name: str,
         model: Registered,

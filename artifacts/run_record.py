@@ -86,7 +86,7 @@ class TuningReport(Record):
 
     workload: str = Field(description="its name")
     speed: SpeedPolicy = Field(description="its gate")
-    served: ServingProfile = Field(description="profile of the engine's defaults, as carried out")
+    served: ServingProfile = Field(description="profile of the engine's defaults, as applied")
     engine_defaults: dict[str, Any] = Field(
         description="arguments, next to the engine's own defaults"
     )

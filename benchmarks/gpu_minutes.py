@@ -107,7 +107,7 @@ def timed(clock: Clock) -> Iterator[None]:
         "take": PretendServers.take,
         "end": PretendServers.end,
         "start_process": PretendServers.start_process,
-        "carry_out_stage": PretendRun.carry_out_stage,
+        "execute_stage": PretendRun.execute_stage,
         "run_worker": PretendContext.run_worker,
         "put_under_load": PretendContext.put_under_load,
         "is_on_gpus": Run.is_on_gpus,
@@ -131,13 +131,13 @@ def timed(clock: Clock) -> Iterator[None]:
             clock.spend("the engine's version", alone["import_s"])
         return own["start_process"](self, arm)
 
-    def carry_out_stage(self: PretendRun, spec: StageSpec, servers: Any = None) -> bool:
+    def execute_stage(self: PretendRun, spec: StageSpec, servers: Any = None) -> bool:
         if spec.stage == "quantize":
             clock.spend("quantizing (assumed)", ASSUMED_QUANTIZE[spec.variant])
         if spec.stage == "check_weights":
             clock.gpus = int(clock.as_before)
             clock.spend("checks of weights (assumed)", ASSUMED_CHECK_S)
-        return own["carry_out_stage"](self, spec, servers)
+        return own["execute_stage"](self, spec, servers)
 
     def run_worker(
         self: PretendContext, worker: str, worker_spec: dict[str, Any], **how: Any
@@ -163,7 +163,7 @@ def timed(clock: Clock) -> Iterator[None]:
 
     replaced = {
         PretendServers: {"take": take, "end": end, "start_process": start_process},
-        PretendRun: {"carry_out_stage": carry_out_stage, "is_on_gpus": True},
+        PretendRun: {"execute_stage": execute_stage, "is_on_gpus": True},
         PretendContext: {"run_worker": run_worker, "put_under_load": put_under_load},
     }
     for kind, methods in replaced.items():

@@ -195,7 +195,7 @@ class Client:
         longer one goes alone. With 1 they go one after the other; 0: no bound.
         """
 
-        async def work() -> list[Any]:
+        async def send_all() -> list[Any]:
             budget = TokenBudget(tokens_in_flight)
 
             async def send_within_budget(request: Request) -> Any:
@@ -205,11 +205,11 @@ class Client:
             async with self._open():
                 return await _gather([send_within_budget(request) for request in requests])
 
-        return self._run(work())
+        return self._run(send_all())
 
-    def _run(self, work: Any) -> list[Any]:
+    def _run(self, requests: Any) -> list[Any]:
         try:
-            results: list[Any] = asyncio.run(work)
+            results: list[Any] = asyncio.run(requests)
         except _RejectedRequestError as error:
             what = f"about '{error.name}'" if error.name else "this suite"
             raise RefusedError(

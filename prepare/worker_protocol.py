@@ -1,7 +1,7 @@
 """A worker's protocol: ``python worker_protocol.py MODULE SPEC.json RESULT.json OUTPUT``.
 
 It calls the module's `run` in a managed environment, with progress events. A PrepareError is
-returned in the result file. With ``--stay DESCRIPTOR`` it carries out one request after another,
+returned in the result file. With ``--stay DESCRIPTOR`` it answers one request after another,
 each a message on that Unix socket, until the socket closes. At module level only the standard
 library can be imported.
 """
@@ -86,7 +86,7 @@ def register_packages(root: Path) -> None:
         spec.loader.exec_module(module)
 
 
-def carry_out(worker: str, spec_path: Path, result_path: Path, output: Path) -> bool:
+def call_worker(worker: str, spec_path: Path, result_path: Path, output: Path) -> bool:
     """Run a worker; return whether it has a result.
 
     Its module is imported after plugin registration, as it may be in a plugin.
@@ -115,7 +115,7 @@ def carry_out(worker: str, spec_path: Path, result_path: Path, output: Path) -> 
 
 
 def stay(descriptor: int) -> None:
-    """Carry out requests until the socket closes.
+    """Answer requests until the socket closes.
 
     A request names worker, spec, result, output and log, and comes with the locks that its stage
     holds: they stay locked until it is answered, even if prepare is killed. Or it is a `warm` one,
@@ -141,7 +141,7 @@ def stay(descriptor: int) -> None:
             events.write({"event": TAKEN})
             reset_peak_memory()
             paths = (Path(request[name]) for name in ("spec", "result", "output"))
-            carry_out(request["worker"], *paths)
+            call_worker(request["worker"], *paths)
         sys.stdout.flush()
         sys.stderr.flush()
         for lock in locks:
@@ -172,7 +172,7 @@ def main() -> None:
         stay(int(sys.argv[2]))
     else:
         sys.argv.pop(0)  # the script's own name: the worker's takes its place
-        is_ok = carry_out(sys.argv[0], *(Path(argument) for argument in sys.argv[1:4]))
+        is_ok = call_worker(sys.argv[0], *(Path(argument) for argument in sys.argv[1:4]))
     # Libraries leave threads behind that would keep the interpreter from ending.
     sys.stdout.flush()
     sys.stderr.flush()

@@ -304,7 +304,7 @@ class ServingProfile(ConfigModel):
             }
         )
 
-    def carried_out(self, draft: str | None = None) -> ServingProfile:
+    def as_applied(self, draft: str | None = None) -> ServingProfile:
         """Return the profile for a verdict, without machine-specific values.
 
         `draft` is the draft model's digest.

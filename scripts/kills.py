@@ -33,10 +33,10 @@ from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
 from pipeline.plan.progress import PlanProgress
 from pipeline.run.copies import JoinedRun
+from pipeline.run.loop import do_pieces
 from pipeline.run.run import Piece, Run
 from pipeline.run.servers import Servers
 from pipeline.run.tries import TRIED, empty
-from pipeline.run.work import work_off
 from pipeline.stages.evaluate import answer_log_file, open_answer_log
 from prepare.errors import StoreError
 from prepare.events import NullProgress
@@ -55,7 +55,7 @@ CHECKED = ("weights", "loads", "answers")
 class StandInRun(Run):
     """A run whose stages are stand-ins."""
 
-    def carry_out_stage(self, spec: StageSpec, servers: object = None) -> bool:
+    def execute_stage(self, spec: StageSpec, servers: object = None) -> bool:
         """Do a stand-in stage."""
         do(self.store, spec.stage, spec.variant)
         return True
@@ -91,7 +91,7 @@ def copy(root: Path, *, locks: bool) -> None:
     run = StandInRun(request, resolved, Accelerator.CPU, settings, NullProgress(), joined)
     run.node = Node(root)
     empty(run.log.folder / TRIED)  # it was killed from outside
-    work_off(Servers(run), StandInPieces(run, None))
+    do_pieces(Servers(run), StandInPieces(run, None))
 
 
 def piece_of(store: Store, stage: str, name: str) -> Piece:

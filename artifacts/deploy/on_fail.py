@@ -54,7 +54,7 @@ class Rollback:
             registry.check_roll_back(name, alias)
         return cls(registry, name, alias, version)
 
-    def carry_out(self, failed: FailedCheck, note: Callable[[str], None]) -> Move | None:
+    def move_back(self, failed: FailedCheck, note: Callable[[str], None]) -> Move | None:
         """Move the alias back, or complete a killed move; None if it stays, which is noted.
 
         RegistryError: the registry does not answer.

@@ -231,10 +231,10 @@ def _language(category: str) -> str:
     return languages.get(category, "PYTHON")
 
 
-def _or_none(work: Callable[[], Any]) -> Any:
+def _or_none(call: Callable[[], Any]) -> Any:
     """Return a result; None if a model's text makes BFCL's code fail."""
     try:
-        return work()
+        return call()
     except ImportError:
         raise
     except Exception:

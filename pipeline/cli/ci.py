@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipeline.environments.settings import Settings
     from prepare.events import Progress
 
-    Work = Callable[[Settings, Progress], RunReport]
+    Command = Callable[[Settings, Progress], RunReport]
 
 JUNIT_NAME = "prepare-junit.xml"
 NO = ("", "0", "false", "no", "off")
@@ -69,14 +69,14 @@ class CiReporting:
     outputs: Path | None
     as_json: bool  # print for programs
 
-    def carry_out(
+    def run_and_exit(
         self,
-        work: Work,
+        command: Command,
         store: Path | None,
     ) -> NoReturn:
-        """Do the work, report it, and exit with its code."""
+        """Run the command, report it, and exit with its code."""
         with open_display(as_json=self.as_json, plain=self.ci) as progress:
-            report = self.report(work, store, progress)
+            report = self.report(command, store, progress)
         if self.as_json:
             print(report.model_dump_json(indent=1))
         elif report.error is None:
@@ -85,11 +85,11 @@ class CiReporting:
 
     def report(
         self,
-        work: Work,
+        command: Command,
         store: Path | None,
         progress: Progress,
     ) -> RunReport:
-        """Report `work` to CI and return its report; raise its error.
+        """Report the command to CI and return its report; raise its error.
 
         `progress` receives the written files.
         """
@@ -97,7 +97,7 @@ class CiReporting:
 
         try:
             settings = load_settings(store)
-            report = work(settings, progress)
+            report = command(settings, progress)
         except BaseException as error:
             self._publish(report_of(error, self.request), self.junit, progress)
             raise

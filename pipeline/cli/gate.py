@@ -55,4 +55,4 @@ def gate(
         return run(request, settings, progress)
 
     reporting = CiReporting(request, is_in_ci(ci), junit, outputs, as_json)
-    reporting.carry_out(judge, store)
+    reporting.run_and_exit(judge, store)

@@ -76,7 +76,7 @@ def model(
         missing = "--run ID" if retry else "CHECKPOINT"
         raise UsageError(f"{missing} is missing", where="prepare model", hint="see --help")
 
-    def work(settings: Settings, progress: Progress) -> RunReport:
+    def run_or_launch(settings: Settings, progress: Progress) -> RunReport:
         if on is not None:
             from pipeline.run.launchers import launch
 
@@ -89,4 +89,4 @@ def model(
         junit = junit and junit.absolute()
         outputs = outputs and outputs.absolute()
     reporting = CiReporting(request, is_in_ci(ci), junit, outputs, as_json)
-    reporting.carry_out(work, store)
+    reporting.run_and_exit(run_or_launch, store)

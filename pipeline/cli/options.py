@@ -85,22 +85,22 @@ def asks(
     fields that keep their defaults.
     """
 
-    def decorate(work: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
         asked = [name for name in kind.options() if name not in without]
 
         def run(**given: Any) -> None:
             values = {name: given.pop(name) for name in asked}
-            work(kind(**_written(values)), **given)
+            command(kind(**_written(values)), **given)
 
         declared = [_parameter(kind, name) for name in asked]
-        others = list(inspect.signature(work).parameters.values())[1:]
-        hints = typing.get_type_hints(work, include_extras=True)
+        others = list(inspect.signature(command).parameters.values())[1:]
+        hints = typing.get_type_hints(command, include_extras=True)
         declared += [
             parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
             for parameter in others
         ]
-        run.__name__ = work.__name__
-        run.__doc__ = work.__doc__
+        run.__name__ = command.__name__
+        run.__doc__ = command.__doc__
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in declared}
         run.__signature__ = inspect.Signature(declared)  # type: ignore[attr-defined]
         return run

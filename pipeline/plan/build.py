@@ -13,7 +13,7 @@ from eval_gates.stopping import gate_rule_of
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.environments.definition import LOAD_GENERATOR
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.plan.plan import Arm, Plan, repeat_role
+from pipeline.plan.plan import Arm, Plan, again_role
 from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_speed_gates, pin_files
 from pipeline.serving.served_model import ServerRuntime
 from pipeline.stages.attempts import AttemptLedger, Counted, Trial, trial_of
@@ -44,8 +44,8 @@ class Builder:
 
     `reference` identifies the baseline for attempts. `profile` is None for endpoints. The error
     rate is divided by `tried`, unless the trial descends: then the variants are in their order,
-    the largest first. `run` is '' to look ahead only. A first measurement again has the number
-    `first_again`. Both sides are measured again for `other_weights`.
+    the largest first. `run` is '' to look ahead only. A gate measured again has at least the
+    number `least_number`. Both sides are measured again for `other_weights`.
     """
 
     policy: Policy
@@ -61,7 +61,7 @@ class Builder:
     descends: bool = False
     run: str = ""
     remeasured: Collection[str] = ()
-    first_again: int = 1
+    least_number: int = 1
     other_weights: Sequence[str] = ()
 
     def build(self) -> Plan:
@@ -86,19 +86,19 @@ class Builder:
             baseline = replace(baseline, stages={**baseline.stages, **first})
             variants = [self._with_floors(arm, asked[arm.recipe.name]) for arm in variants]
         else:
-            repeats = {
-                repeat_role(name): self._repeat(name, spec)
+            asked_again = {
+                again_role(name): self._ask_again(name, spec)
                 for name, spec in first.items()
                 if policy.suites[name].noise_floor_questions
             }
             references = {
-                repeat_role(name): self._reference(
-                    name, questions[name], baseline, EVALUATE.parameters_of(spec).repeat
+                again_role(name): self._reference(
+                    name, questions[name], baseline, EVALUATE.parameters_of(spec).measurement_number
                 )
                 for name, spec in first.items()
                 if REFERENCE in spec.inputs
             }
-            baseline = _with(baseline, {**references, **first, **repeats})
+            baseline = _with(baseline, {**references, **first, **asked_again})
         return Plan(
             policy=pinned,
             shared=shared,
@@ -126,13 +126,13 @@ class Builder:
         return _with(arm, {"sanity": spec})
 
     def _with_floors(self, arm: Arm, asked: Mapping[str, StageSpec]) -> Arm:
-        """Return our arm with its repeated questions, which another start answers first."""
+        """Return our arm with its second answers, which another start gives first."""
         if not arm.is_ours:
             return arm
         recorded = self.baseline.recorded
         assert recorded is not None
         floors = {
-            repeat_role(name): self._repeat(name, spec, recorded.answered(name))
+            again_role(name): self._ask_again(name, spec, recorded.answered(name))
             for name, spec in asked.items()
             if self.policy.suites[name].noise_floor_questions
         }
@@ -201,11 +201,11 @@ class Builder:
         One that this run began is continued.
         """
         store = Store(self.store)
-        latest, runs = AttemptLedger(store).latest_repeat(trial, gate)
+        latest, runs = AttemptLedger(store).latest_measurement(trial, gate)
         if gate not in self.remeasured or self.run in runs:
             return latest
         if not runs:  # blocks have numbers of their own, by `other_weights`
-            return max(latest, self.first_again) if gate in self.policy.suites else latest
+            return max(latest, self.least_number) if gate in self.policy.suites else latest
         return latest + all(store.find_current(s.stage, s.key) for s in stages(latest))
 
     def _ask(
@@ -248,7 +248,7 @@ class Builder:
                 max_questions=suite.questions,
                 min_values=least,
                 rule=rule,
-                repeat=number,
+                measurement_number=number,
             ),
             inputs,
             EvaluateRuntime(
@@ -278,13 +278,13 @@ class Builder:
                 max_length=baseline.max_length,
                 max_questions=suite.questions,
                 is_again=True,
-                repeat=number,
+                measurement_number=number,
             ),
             {"sanity": baseline.stages["sanity"], "questions": questions},
             EvaluateRuntime(
                 tokenizer=str(baseline.folder),
                 environment="evaluate",
-                suite=repeat_role(name),
+                suite=again_role(name),
                 concurrency=self._slower(suite),
             ),
             self.store,
@@ -294,8 +294,8 @@ class Builder:
         """Return the requests in flight of a second asking: other neighbors in the batches."""
         return max(1, (suite.concurrency or self._in_flight) // 2)
 
-    def _repeat(self, name: str, first: StageSpec, most: int | None = None) -> StageSpec:
-        """Return the stage that repeats the first questions, at most those on record."""
+    def _ask_again(self, name: str, first: StageSpec, most: int | None = None) -> StageSpec:
+        """Return the stage that asks the first questions again, at most those on record."""
         suite = self.policy.suites[name]
         wanted = suite.noise_floor_questions
         again = {
@@ -304,7 +304,7 @@ class Builder:
             "rule": None,
             "is_again": True,
         }
-        slower = {"suite": repeat_role(name), "concurrency": self._slower(suite)}
+        slower = {"suite": again_role(name), "concurrency": self._slower(suite)}
         return EVALUATE.spec(
             first.variant,
             EVALUATE.parameters_of(first).model_copy(update=again),
@@ -336,7 +336,7 @@ class Builder:
             "environment": self.identities[LOAD_GENERATOR],
             "machine": self.machine,
             "other_weights": list(self.other_weights),
-            "repeat": number,
+            "measurement_number": number,
         }
 
     def _load(

@@ -47,7 +47,7 @@ class ModelPlanner:
 
     `made` has stages of existing weights by recipe. `tried` recipes are counted by verdicts.
     `sizes` has expected bytes of weights by recipe, by which a descent is ordered. `run` is '' to
-    look ahead only. `first_again` is as a Builder's.
+    look ahead only. `least_number` is as a Builder's.
     """
 
     choices: Choice
@@ -59,7 +59,7 @@ class ModelPlanner:
     tried: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     run: str = ""
-    first_again: int = 1
+    least_number: int = 1
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -81,12 +81,12 @@ class ModelPlanner:
             identities=self.identities,
             store=self.store,
             machine=self.choices.node.machine,
-            profile=self._carried_out(self.profile),
+            profile=self._as_applied(self.profile),
             tried=self.tried,
             descends=self.choices.asked.until_pass,
             run=self.run,
             remeasured=self.choices.remeasured,
-            first_again=self.first_again,
+            least_number=self.least_number,
             other_weights=sorted(made.values()),
         ).build()
 
@@ -119,12 +119,12 @@ class ModelPlanner:
             folder=folder,
             max_length=max_length_of(self.profile, self.checkpoint),
             stages=stages,
-            profile=None if profile is self.profile else self._carried_out(profile),
+            profile=None if profile is self.profile else self._as_applied(profile),
             draft=drafter.path if drafter and arguments.speculative else None,
         )
 
-    def _carried_out(self, profile: ServingProfile) -> ServingProfile:
-        return profile.carried_out(self.found.draft.digest if self.found.draft else None)
+    def _as_applied(self, profile: ServingProfile) -> ServingProfile:
+        return profile.as_applied(self.found.draft.digest if self.found.draft else None)
 
     def _made_by(self, recipe: Recipe) -> dict[str, StageSpec]:
         source = self.checkpoint.recipe_source

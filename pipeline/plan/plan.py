@@ -79,6 +79,6 @@ class Plan:
         return (self.baseline, *self.variants)
 
 
-def repeat_role(suite: str) -> str:
-    """Return the role that repeats a suite's first questions."""
+def again_role(suite: str) -> str:
+    """Return the role of a suite that another start is asked again, whole or in part."""
     return f"{suite} again"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
-from pipeline.plan.plan import Arm, Plan, repeat_role
+from pipeline.plan.plan import Arm, Plan, again_role
 from pipeline.stages.attempts import JudgeParameters
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.quantize import QUANTIZE
@@ -84,8 +84,8 @@ class PlanProgress:
             inputs[f"candidate.{suite}"] = spec
             inputs[f"questions.{suite}"] = spec.inputs["questions"]
             twice = plan.baseline if plan.baseline.recorded is None else variant
-            if repeat_role(suite) in twice.stages:
-                inputs[f"again.{suite}"] = twice.stages[repeat_role(suite)]
+            if again_role(suite) in twice.stages:
+                inputs[f"again.{suite}"] = twice.stages[again_role(suite)]
         return JUDGE.spec(
             variant.recipe.name,
             JudgeParameters(

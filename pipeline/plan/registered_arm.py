@@ -50,8 +50,8 @@ class Here:
 
     @property
     def served(self) -> ServingProfile:
-        """The profile, as it is carried out."""
-        return self.profile.carried_out(self.draft.digest if self.draft else None)
+        """The profile, as it is applied."""
+        return self.profile.as_applied(self.draft.digest if self.draft else None)
 
     @property
     def model_of(self) -> dict[str, object]:
@@ -79,7 +79,7 @@ class Here:
 
 @dataclass(frozen=True)
 class RegisteredPlanner:
-    """Builder of the plans that a recheck carries out.
+    """Builder of the plans that a recheck finishes.
 
     `remeasured` gates are measured again.
     """
@@ -141,7 +141,7 @@ class RegisteredPlanner:
             profile=self.here.served,
             run=self.run,
             remeasured=[gate for gate in self.remeasured if gate in record.policy.suites],
-            first_again=self._first_again,
+            least_number=self._least_number,
         ).build()
 
     def against_source(self, choices: Choice, source: Checkpoint, sources: SourceResolver) -> Plan:
@@ -158,14 +158,14 @@ class RegisteredPlanner:
             made={past.recipe.name: self.adopted()},
             tried=past.bundle.attempted,
             run=self.run,
-            first_again=self._first_again,
+            least_number=self._least_number,
         ).plan()
 
     @property
-    def _first_again(self) -> int:
-        """Number of a first measurement again: the store may have the answers on record."""
+    def _least_number(self) -> int:
+        """Least number of a new measurement: the store may have the answers on record."""
         asked = self.past.judged.evaluations.values()
-        return 1 + max(EVALUATE.parameters_of(record.record).repeat for record in asked)
+        return 1 + max(EVALUATE.parameters_of(record.record).measurement_number for record in asked)
 
     def adopted(self) -> StageSpec:
         """Return the stage that takes the registered weights over."""

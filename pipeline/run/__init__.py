@@ -1,1 +1,1 @@
-"""Runs: plans carried out, or judged again."""
+"""Runs: plans finished, or judged again."""

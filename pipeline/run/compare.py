@@ -17,10 +17,10 @@ from eval_gates.verdicts import check_paired
 from pipeline.plan.compare import kv_dtype, part_name, screening_stages, with_kv_dtype
 from pipeline.plan.plan import MAKING, Arm
 from pipeline.plan.progress import PlanProgress
+from pipeline.run.loop import do_pieces
 from pipeline.run.pieces import ArmPieces
 from pipeline.run.run import Run
 from pipeline.run.servers import Servers
-from pipeline.run.work import work_off
 from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.sanity import SANITY
 from pipeline.stages.speed import ROLE, SPEED
@@ -139,4 +139,4 @@ def cache_of(run: Run, stages: Mapping[str, StageSpec]) -> dict[str, str]:
 def measure_arm(servers: Servers, state: PlanProgress, arm: Arm) -> None:
     """Do all of the arm's stages; raise the error of a piece that failed."""
     gates = [spec for spec in arm.stages.values() if spec.stage == SPEED.name]
-    work_off(servers, ArmPieces(servers.run, state, arm, gates))
+    do_pieces(servers, ArmPieces(servers.run, state, arm, gates))

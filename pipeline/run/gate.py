@@ -27,9 +27,9 @@ from pipeline.plan.speed_plan import find_speed_gates
 from pipeline.preflight.generation_faults import form_notes, generation_faults
 from pipeline.preflight.power import check_power
 from pipeline.preflight.survey import refuse
+from pipeline.run.loop import finish_plan
 from pipeline.run.run import Run
 from pipeline.run.servers import Servers
-from pipeline.run.work import carry_out
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.serving.served_model import ExternalModel, ServedModel
 from pipeline.stages.attempts import AttemptLedger
@@ -126,7 +126,7 @@ def run_gate(request: GateRequest, settings: Settings, progress: Progress) -> Ru
         policy = with_lengths(policy, length_of(choice), run.progress.note)
         node = this_node()  # this node's load generator loads them
         plan = plan_of(choice, policy, settings, run.log.run_id, run.progress, node)
-        carry_out(Servers(run), PlanProgress(plan, run.store))
+        finish_plan(Servers(run), PlanProgress(plan, run.store))
         (report,) = run.log.variants()
         run.exit_code = exit_code_of([report.verdict])
     return run.log.report()

@@ -22,9 +22,9 @@ from pipeline.preflight.survey import Survey, check_fitted, refuse, survey
 from pipeline.run.compare import compare_arms
 from pipeline.run.copies import check_plan, join_run, write_request
 from pipeline.run.expected_times import expected_run
+from pipeline.run.loop import finish_plan
 from pipeline.run.run import Run
 from pipeline.run.servers import Servers
-from pipeline.run.work import carry_out
 from pipeline.serving.argument_check import check_engine_arguments
 from pipeline.stages.sanity import SANITY
 from prepare.errors import ExitCode
@@ -77,7 +77,7 @@ def run_model(
 
 
 def run_choices(choices: Choice, run: Run, signer: Signer | None = None) -> ExitCode:
-    """Find the checkpoint, plan, and work."""
+    """Find the checkpoint, plan, and finish the plan."""
     settings = run.settings
     is_main = run.log.is_main
     early = check_early(choices, run, registers=choices.asked.promote and is_main)
@@ -117,7 +117,7 @@ def run_choices(choices: Choice, run: Run, signer: Signer | None = None) -> Exit
         return compare_arms(Servers(run), state, size, ablate=choices.asked.ablate)
     memory = known.memory_to_make() if known is not None else 0
     copies = count_copies(plan, choices, run, memory)
-    carry_out(Servers(run), state, further_copies=copies - 1)
+    finish_plan(Servers(run), state, further_copies=copies - 1)
     if not run.log.take_over():
         return ExitCode.SUCCESS  # the main copy tells what came of it
     if not choices.asked.promote:

@@ -40,11 +40,11 @@ from pipeline.plan.serving_profile import check_processor, choose_profile, refus
 from pipeline.plan.speed_plan import find_speed_gates
 from pipeline.preflight.machine import find_missing_gpus, machine_of
 from pipeline.preflight.power import check_power, engine_margins
+from pipeline.run.loop import finish_plan
 from pipeline.run.model import check_early
 from pipeline.run.recorded_gate import leave_out, words_of_record
 from pipeline.run.run import Run
 from pipeline.run.servers import Servers
-from pipeline.run.work import carry_out
 from pipeline.serving.argument_check import engine_version
 from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.evidence import Evidence
@@ -183,7 +183,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     past = open_past(request, registry, settings)
     known = Checkpoints()
     here = find_here(request, past, settings, known, progress)
-    return Recheck(request, past, here, registry, settings, known, progress).carry_out()
+    return Recheck(request, past, here, registry, settings, known, progress).run()
 
 
 def open_past(request: RecheckRequest, registry: Registry, settings: Settings) -> RegisteredVersion:
@@ -241,7 +241,7 @@ class Recheck:
     progress: Progress
     runs: list[RunReport] = field(default_factory=list)
 
-    def carry_out(self) -> RecheckOutcome:
+    def run(self) -> RecheckOutcome:
         """Ask the questions that are open."""
         rollback = None
         if self.request.on_fail == "rollback":
@@ -249,7 +249,7 @@ class Recheck:
             rollback = Rollback.of(self.registry, self.request.reference, version)
         outcome = self._ask()
         if rollback is not None and (failed := outcome.failed_check) is not None:
-            return replace(outcome, moved=rollback.carry_out(failed, self.progress.note))
+            return replace(outcome, moved=rollback.move_back(failed, self.progress.note))
         return outcome
 
     def _ask(self) -> RecheckOutcome:
@@ -395,7 +395,7 @@ class Recheck:
         self, run: Run, plan: Plan, engine: RecheckAnswer | None, *, is_about_engine: bool
     ) -> None:
         """Carry out a question's plan; record the answers so far."""
-        carry_out(self.open_servers(run), PlanProgress(plan, run.store))
+        finish_plan(self.open_servers(run), PlanProgress(plan, run.store))
         (variant,) = run.log.variants()
         answer = answer_of(run.log.report())
         if answer is not None:

@@ -25,9 +25,9 @@ from pipeline.plan.recorded_arm import ARM, RecordedArm, open_record
 from pipeline.plan.resolved_options import find_gates, registry_uri
 from pipeline.preflight.power import check_power
 from pipeline.run.gate import refuse_given, served_recipe, tokenizer_digest
+from pipeline.run.loop import finish_plan
 from pipeline.run.run import Run
 from pipeline.run.servers import Servers
-from pipeline.run.work import carry_out
 from pipeline.serving.openai_endpoint import DEFAULT_MAX_LENGTH, OpenAIEndpoint
 from pipeline.serving.served_model import ExternalModel, ServedModel
 from pipeline.stages.attempts import AttemptLedger
@@ -92,12 +92,12 @@ def run_recorded_gate(request: GateRequest, settings: Settings, progress: Progre
         with run:
             tell(choice, run)
             plan = plan_of(choice, settings, sources, run)
-            carry_out(Servers(run), PlanProgress(plan, run.store))
+            finish_plan(Servers(run), PlanProgress(plan, run.store))
             (report,) = run.log.variants()
             if rollback is not None and report.verdict == "fail":
                 judge = run.log.report().judges.get(report.recipe, "")
                 failed = FailedCheck(run.log.run_id, judge, report.reason)
-                rollback.carry_out(failed, run.progress.note)
+                rollback.move_back(failed, run.progress.note)
             run.exit_code = exit_code_of([report.verdict])
     return run.log.report()
 

@@ -1,6 +1,6 @@
 """A run, or one copy of it: its store, record, node, environments and servers.
 
-`pieces.py` finds what is ready, and `work.py` does it.
+`pieces.py` finds what is ready, and `loop.py` does it.
 """
 
 from __future__ import annotations
@@ -205,15 +205,15 @@ class Run:
         started = time.monotonic()
         self.log.note_running([f"{spec.variant}: {title_of(spec)}"])
         try:
-            is_ours = self.carry_out_stage(ready, servers)
+            is_ours = self.execute_stage(ready, servers)
         except BaseException as error:
             self._report(spec, "interrupted" if is_interruption(error) else "failed", started)
             raise
         self._report(spec, "ran" if is_ours else "reused", started)
         return self.find_finished(spec)
 
-    def carry_out_stage(self, spec: StageSpec, servers: ArmServers | None = None) -> bool:
-        """Carry out a stage; return False if another process did."""
+    def execute_stage(self, spec: StageSpec, servers: ArmServers | None = None) -> bool:
+        """Execute a stage; return False if another process did."""
         with private_umask(self.store.root):
             return advance(spec, self.store, self.progress, servers, self.workers)[1]
 

@@ -171,7 +171,7 @@ class Tuning:
         self._report = TuningReport(
             workload=self.policy.speed.gates[0].workload,
             speed=self.policy.speed,
-            served=self._served.carried_out(),
+            served=self._served.as_applied(),
             engine_defaults=self.defaults.serving(self.node).engine_arguments,
             alpha=self.policy.alpha,
         )

@@ -134,7 +134,7 @@ class JudgeParameters(Record):
     trial: Trial = Field(description="that the variant belongs to")
     family: Family
     profile: ServingProfile | None = Field(
-        None, description="that both sides are served by, as carried out; None of endpoints"
+        None, description="that both sides are served by, as applied; None of endpoints"
     )
 
     @property
@@ -261,7 +261,7 @@ class AttemptLedger:
             measurements=sum(n - 1 for measured in latest for n in measured.values()),
         )
 
-    def latest_repeat(self, trial: Trial, gate: str) -> tuple[int, set[str]]:
+    def latest_measurement(self, trial: Trial, gate: str) -> tuple[int, set[str]]:
         """Return the number of a gate's latest measurement, and the run ids that began it."""
         same = [attempt for attempt in self.attempts(trial.baseline) if trial.is_of(attempt.trial)]
         begun = [(attempt.measured.get(gate, 1), attempt.run) for attempt in same]

@@ -52,7 +52,7 @@ class LoadParameters(Record):
     other_weights: list[str] = Field(
         [], fail_fast=True, description="of weights that were there: measured again"
     )
-    repeat: int = Field(1, ge=1, description="number of the measurement")
+    measurement_number: int = Field(1, ge=1, description="number of the measurement")
 
     @property
     def kind(self) -> str:
@@ -131,7 +131,7 @@ def run(context: Context) -> BlockResult:
     begun = log.start(log.open(seed_of(parameters)), 0)
     order, traffic = draw_block(begun.seed, parameters.number, begun.starts - 1, parameters.arms)
     if runtime.counted is not None:
-        AttemptLedger(context.store).begin(runtime.counted, parameters.repeat)
+        AttemptLedger(context.store).begin(runtime.counted, parameters.measurement_number)
     measuring = MeasuredBlock(context, begun.starts - 1, traffic)
     waiting = [arm for arm in order if arm in runtime.arms]
     stay = parameters.rule.starts == "once"

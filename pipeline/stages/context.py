@@ -113,7 +113,7 @@ class StageContext(Generic[Parameters, Runtime]):
         """Run a worker in the stage's environment and return its result.
 
         It gets credentials for `needs` only. `plugins` are as from `Plugin.for_worker`. The process
-        of one that `stays` carries out later stages' requests too, if their variables are the same.
+        of one that `stays` answers later stages' requests too, if their variables are the same.
 
         PrepareError: from the worker; WorkerError with its log if it died.
         """
@@ -128,7 +128,7 @@ class StageContext(Generic[Parameters, Runtime]):
         files.spec.write_text(told)
         start = self._worker_start(credential_variables(told), environment or {}, needs)
         if stays and self.workers is not None:
-            code = self.workers.carry_out(worker, start, files, self)
+            code = self.workers.call_worker(worker, start, files, self)
         else:
             code = self._run_alone(worker, start, files)
         return self._worker_result(code, files.result, files.log)

@@ -53,7 +53,7 @@ class EvaluateParameters(ServedModel):
     )
     rule: GateRule | None = Field(None, description="None of the baseline")
     is_again: bool = Field(False, description="the baseline is asked a second time")
-    repeat: int = Field(1, ge=1, description="number of the measurement")
+    measurement_number: int = Field(1, ge=1, description="number of the measurement")
 
     @property
     def kind(self) -> str:
@@ -160,7 +160,7 @@ def run(context: Context) -> EvaluateResult:
     kind = kind_of(context.parameters.suite)
     with open_answer_log(context.store, todo.answer_log_file, context.progress.note):
         if (counted := context.runtime.counted) is not None:  # before any answer
-            AttemptLedger(context.store).begin(counted, context.parameters.repeat)
+            AttemptLedger(context.store).begin(counted, context.parameters.measurement_number)
         if not todo.is_over():
             is_ours = context.runtime.socket is not None
             compared = compared_role(context.spec.inputs) if kind.reads_baseline else ""

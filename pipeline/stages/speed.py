@@ -109,5 +109,5 @@ def count_starts(spec: StageSpec, store: Store) -> dict[str, StartCount]:
     A gate that is measured again counts the starts of its last measurement alone.
     """
     parameters = SPEED.parameters_of(spec)
-    own = measurement_of(spec) if parameters.repeat > 1 else ""
+    own = measurement_of(spec) if parameters.measurement_number > 1 else ""
     return {side: StartLedger(store, spec.inputs[side].key).count(own) for side in parameters.sides}

@@ -87,8 +87,8 @@ class StayingWorker:
         """Have the module made ready; do not wait for it."""
         self._send({"warm": module, "log": str(log)})
 
-    def carry_out(self, worker: str, files: WorkerFiles, progress: Progress) -> int | None:
-        """Carry out a request; return 0, or the exit code of a process that died of it.
+    def call_worker(self, worker: str, files: WorkerFiles, progress: Progress) -> int | None:
+        """Have a request answered; return 0, or the exit code of a process that died of it.
 
         None: it had died before it took the request. The process holds this one's locks until it
         has answered.
@@ -129,10 +129,10 @@ class StayingWorkers:
             self._open(start, log)
             self._workers[start].warm(module, log)
 
-    def carry_out(
+    def call_worker(
         self, worker: str, start: WorkerStart, files: WorkerFiles, progress: Progress
     ) -> int:
-        """Carry out a request as `StayingWorker`; end the process if it died or was interrupted."""
+        """Have a request answered as by `StayingWorker`; end a process that died or was interrupted."""
         code = None
         if start in self._workers:
             code = self._try(worker, start, files, progress)
@@ -146,7 +146,7 @@ class StayingWorkers:
     ) -> int | None:
         code = None
         try:
-            code = self._workers[start].carry_out(worker, files, progress)
+            code = self._workers[start].call_worker(worker, files, progress)
         finally:
             if code != 0:
                 self._end(start)

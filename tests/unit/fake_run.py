@@ -53,7 +53,7 @@ from pipeline.plan.progress import PlanProgress
 from pipeline.plan.resolved_options import with_kv_formats
 from pipeline.run.compare import compare_arms
 from pipeline.run.copies import JoinedRun
-from pipeline.run.work import carry_out
+from pipeline.run.loop import finish_plan
 from pipeline.stages.evidence import Evidence
 from prepare.digest import FileDigests
 from prepare.errors import ExitCode
@@ -308,7 +308,7 @@ class FakeRun:
         if self.screen:
             code = compare_arms(servers, state, checkpoint.weights_bytes, ablate=self.ablate)
         else:
-            carry_out(servers, state)
+            finish_plan(servers, state)
             for served in ("baseline", *recipes):
                 log = run.log.folder / f"server.{served}.log"
                 log.write_text(f"the server of {served}\n")

@@ -98,7 +98,7 @@ class Machine:
             request, past, here, self.registry, self.settings, Checkpoints(), self.said
         )
         made.models = self.models
-        return made.carry_out()
+        return made.run()
 
     @property
     def past(self) -> RegisteredVersion:

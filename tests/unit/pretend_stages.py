@@ -154,7 +154,7 @@ class PretendRun(Run):
         for suite in asked.get("recorded_prompts", ()):
             assert Path(suite["tokenizer"]).is_dir()  # the worker opens it
 
-    def carry_out_stage(self, spec: StageSpec, servers: BlockServers | None = None) -> bool:
+    def execute_stage(self, spec: StageSpec, servers: BlockServers | None = None) -> bool:
         """Pretend what needs an environment; all else is the stage's own code."""
         run_stage(spec, self.store, self.models, servers)
         return True

@@ -20,7 +20,7 @@ from three_suites import three_suites
 from pipeline.plan.checkpoint_resolver import Located
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.model_plan import ModelPlanner
-from pipeline.plan.plan import Arm, Plan, repeat_role
+from pipeline.plan.plan import Arm, Plan, again_role
 from pipeline.plan.progress import PlanProgress
 from pipeline.stages.attempts import JudgeParameters
 from prepare.digest import FileDigests
@@ -38,7 +38,7 @@ SUITES = ("mmlu", "humaneval", "rouge")
 SERVED = ("sanity", *SUITES)
 SPEED = "speed.ratio.short"
 OF_VARIANT = (*SERVED, SPEED)
-AGAIN = repeat_role("mmlu")
+AGAIN = again_role("mmlu")
 MADE = ("quantize", "check_weights")
 TEXTS = '{"text": "The old library stood at the corner."}\n'
 

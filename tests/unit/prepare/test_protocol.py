@@ -319,7 +319,7 @@ class TestStayingWorkers:
             )
             known = {"PYTHONPATH": str(worker.modules), "PATH": os.environ["PATH"]}
             start = WorkerStart.of(sys.executable, {**known, **(variables or {})})
-            code = workers.carry_out("tiny_worker", start, files, progress or Listener())
+            code = workers.call_worker("tiny_worker", start, files, progress or Listener())
             return code, worker.answer() if files.result.exists() else None
 
         return ask

@@ -112,7 +112,7 @@ def finish_asking(plan: Plan, request: GateRequest) -> None:
     (variant,), store = plan.variants, Store(request.tokenizer.parent / "store")
     for spec in (plan.baseline.stages["code"], variant.stages["code"]):
         if (counted := EVALUATE.runtime_of(spec).counted) is not None:
-            AttemptLedger(store).begin(counted, EVALUATE.parameters_of(spec).repeat)
+            AttemptLedger(store).begin(counted, EVALUATE.parameters_of(spec).measurement_number)
         put_record(
             store,
             stage_record(
@@ -132,7 +132,9 @@ def test_a_gate_of_a_session_is_measured_again_on_request(request_of: GateReques
 
     def planned(request: GateRequest, run_id: str) -> tuple[int, float]:
         plan = plan_for(request, run_id)
-        return EVALUATE.parameters_of(plan.variants[0].stages["code"]).repeat, level(plan)
+        return EVALUATE.parameters_of(plan.variants[0].stages["code"]).measurement_number, level(
+            plan
+        )
 
     first, second = (1, pytest.approx(0.05)), (2, pytest.approx(0.05))
     assert planned(again, "run 1") == first  # nothing is over yet

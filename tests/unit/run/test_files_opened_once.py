@@ -60,7 +60,7 @@ def run_to_first_stage(
         raise FirstStageReached
 
     monkeypatch.setattr(whole_run, "check_serving", lambda *_: None)
-    monkeypatch.setattr(whole_run, "carry_out", stop)
+    monkeypatch.setattr(whole_run, "finish_plan", stop)
     settings = Settings(home=folder / "home", store=folder / "store")
     with pytest.raises(FirstStageReached):
         whole_run.run_model(request, settings, Listener())

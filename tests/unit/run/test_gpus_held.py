@@ -21,14 +21,14 @@ def test_weights_are_checked_without_a_gpu(tmp_path: Path, monkeypatch: pytest.M
         needs_now.append(needs)
         return super(PretendServers, self).take(NOTHING, **how)  # this machine may have no GPU
 
-    def carry_out_stage(self: PretendRun, spec: StageSpec, servers: Any = None) -> bool:
+    def execute_stage(self: PretendRun, spec: StageSpec, servers: Any = None) -> bool:
         gpus_held[spec.stage] = needs_now[-1].gpus
-        return carry_out(self, spec, servers)
+        return execute(self, spec, servers)
 
-    carry_out = PretendRun.carry_out_stage
+    execute = PretendRun.execute_stage
     monkeypatch.setattr(PretendRun, "is_on_gpus", True)
     monkeypatch.setattr(PretendServers, "take", take)
-    monkeypatch.setattr(PretendRun, "carry_out_stage", carry_out_stage)
+    monkeypatch.setattr(PretendRun, "execute_stage", execute_stage)
     FakeRun(tmp_path / "store").run()
     assert gpus_held["quantize"] == 1
     assert gpus_held["check_weights"] == 0

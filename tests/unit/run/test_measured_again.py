@@ -15,7 +15,7 @@ from pipeline.plan.compare import screening_policy
 
 def levels(run: FakeRun, variant: str = ONE) -> dict[int, float]:
     records = [r.parameters for r in run.store.records("evaluate") if r.variant == variant]
-    return {each["repeat"]: each["rule"]["alpha"] for each in records}
+    return {each["measurement_number"]: each["rule"]["alpha"] for each in records}
 
 
 def forget(run: FakeRun, *folders: str) -> None:

@@ -146,7 +146,7 @@ class TestRecheck:
         def slow(name: str) -> dict[str, object]:
             if len(site.models.served) == 1:
                 failed = Rollback.of(site.registry, CHAMPION, SECOND)
-                failed.carry_out(FAILED, Listener().note)
+                failed.move_back(FAILED, Listener().note)
             return ask(name)
 
         site.models.open = slow  # type: ignore[method-assign]
@@ -214,7 +214,7 @@ def test_killed_at_a_write_it_is_completed_once(
     def move(opened: Registry) -> None:
         current = opened.aliases(NAME)["champion"]
         rollback = Rollback.of(opened, CHAMPION, current)
-        rollback.carry_out(FAILED, Listener().note)
+        rollback.move_back(FAILED, Listener().note)
 
     killed_at(registry.uri, write, move, after=after)
     move(registry)
@@ -225,8 +225,8 @@ def test_killed_at_a_write_it_is_completed_once(
 
 
 def test_after_a_promotion_it_may_move_again(registry: Registry, promoted: FakeRun) -> None:
-    Rollback.of(registry, CHAMPION, SECOND).carry_out(FAILED, Listener().note)
+    Rollback.of(registry, CHAMPION, SECOND).move_back(FAILED, Listener().note)
     promoted.promote(registry.uri, variant=RECIPE)
-    again = Rollback.of(registry, CHAMPION, SECOND).carry_out(FAILED, Listener().note)
+    again = Rollback.of(registry, CHAMPION, SECOND).move_back(FAILED, Listener().note)
     assert again is not None
     assert len(rollbacks(registry)) == 2

@@ -50,7 +50,7 @@ class TestNothingChanged:
         assert set(site.models.served) == {RECIPE}
         site.recheck(force=True)
         asked = [r.parameters for r in site.store.records("evaluate") if r.variant == RECIPE]
-        assert {each["repeat"] for each in asked} == {2, 3}
+        assert {each["measurement_number"] for each in asked} == {2, 3}
         # One variant is asked one question: it has the whole level.
         assert {each["rule"]["alpha"] for each in asked if each["rule"]} == {0.05}
 
@@ -71,7 +71,7 @@ class TestNothingChanged:
         for number in (2, 3):
             site.recheck(remeasure=("code",))
             asked = [r.parameters for r in site.store.records("evaluate") if r.variant == RECIPE]
-            assert max(each["repeat"] for each in asked) == number
+            assert max(each["measurement_number"] for each in asked) == number
 
     def test_other_kernels_are_named_once_a_server_ran(self, tmp_path: Path) -> None:
         made = judged_run(

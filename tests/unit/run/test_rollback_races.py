@@ -47,7 +47,7 @@ def champion(uri: str) -> str:
 
 def check(registry: Registry, version: str) -> Move | None:
     """A failed check of that version."""
-    return Rollback(registry, NAME, "champion", version).carry_out(FAILED, Listener().note)
+    return Rollback(registry, NAME, "champion", version).move_back(FAILED, Listener().note)
 
 
 def test_two_failed_checks_at_once_go_one_version_back(uri: str) -> None:

@@ -58,7 +58,7 @@ def test_a_stage_that_the_user_interrupts_did_not_fail(
         raise error
 
     spec = stage_spec("judge", "fp8", {}, {}, {}, tmp_path)
-    with patch.object(Run, "carry_out_stage", stop), pytest.raises(type(error)):
+    with patch.object(Run, "execute_stage", stop), pytest.raises(type(error)):
         run.run_stage(spec)
     (stage,) = find_run(Store(run.settings.store), "latest").stages
     assert stage.status == status

@@ -50,13 +50,13 @@ def test_history_counts_what_was_judged_before(ledger: AttemptLedger) -> None:
 
 def test_a_gate_measured_again_is_an_attempt(ledger: AttemptLedger) -> None:
     ledger.begin(counted())
-    assert ledger.latest_repeat(some_trial(), "mmlu") == (1, {"r1"})
+    assert ledger.latest_measurement(some_trial(), "mmlu") == (1, {"r1"})
     ledger.begin(counted(run="r2"), 2)
     ledger.begin(counted(run="r2"), 2)
     first, second = ledger.attempts(some_trial().baseline)
     assert (first.measured, second.measured) == ({}, {"mmlu": 2})
-    assert ledger.latest_repeat(some_trial(), "mmlu") == (2, {"r2"})
-    assert ledger.latest_repeat(some_trial(), "code")[0] == 1
+    assert ledger.latest_measurement(some_trial(), "mmlu") == (2, {"r2"})
+    assert ledger.latest_measurement(some_trial(), "code")[0] == 1
     assert "0 variants were tried before and 1 gates" in ledger.history(some_trial()).words
     ledger.begin(counted(run="r3", policy="renamed"), 3)
     assert ledger.history(some_trial()).measurements == 2

@@ -26,8 +26,8 @@ from prepare.lots import Lot
 from prepare.stage import StageSpec
 
 
-def carry_out(servers: Servers, state: PlanProgress, further_copies: int = 0) -> None:
-    """Work on the plan up to its verdicts.
+def finish_plan(servers: Servers, state: PlanProgress, further_copies: int = 0) -> None:
+    """Do all pieces of the plan, up to its verdicts.
 
     The main copy starts `further_copies` here. PrepareError: the baseline, or something shared,
     failed.
@@ -36,10 +36,10 @@ def carry_out(servers: Servers, state: PlanProgress, further_copies: int = 0) ->
     if run.log.is_main:
         empty(run.log.folder / TRIED)
     with Lead(run.log, run.progress, further_copies) as lead:
-        work_off(servers, Pieces(run, state), lead)
+        do_pieces(servers, Pieces(run, state), lead)
 
 
-def work_off(servers: Servers, pieces: Pieces | ArmPieces, lead: Lead | None = None) -> None:
+def do_pieces(servers: Servers, pieces: Pieces | ArmPieces, lead: Lead | None = None) -> None:
     """Do pieces until none is left; raise as their `find`."""
     run = servers.run
     with servers:
@@ -160,7 +160,7 @@ def _measure(servers: Servers, state: PlanProgress, piece: Piece, lot: Lot) -> N
     run = servers.run
     (spec,) = piece.specs
     parameters = BLOCK.parameters_of(spec)
-    own = parameters.identity if parameters.repeat > 1 else ""
+    own = parameters.identity if parameters.measurement_number > 1 else ""
     arms = {arm.recipe.name: arm for arm in piece.arms}
     speed = state.plan.policy.speed
     is_alone = not run.is_on_gpus or (speed is not None and speed.quiet == "node")
