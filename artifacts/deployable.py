@@ -79,9 +79,9 @@ class Deployable(SparseRecord, serialize_by_alias=True):
             evaluated, *_ = evidence.evaluations.values()
             return cls.model_validate(
                 {
-                    "weights": evidence.quantize.result.weights_digest,
+                    "weights": evidence.weights.result.weights_digest,
                     "engine_version": sanity.engine_version,
-                    "environment.quantize": evidence.quantize.parameters.environment,
+                    "environment.quantize": evidence.weights.parameters.environment,
                     "environment.serve": served.engine,
                     "environment.evaluate": evaluated.parameters.environment,
                     "serving": served.serving,

@@ -17,7 +17,14 @@ from typing import Any
 from artifacts.deploy.recheck_record import rechecks_of
 from artifacts.mlflow_store import EMBEDDED
 from artifacts.registry import MANIFEST_TAG, Registry
-from artifacts.release import JUDGE_TAG, QUANTIZE_TAG, REGISTRIES, RUN_TAG, VERSIONS, registrations
+from artifacts.release import (
+    JUDGE_TAG,
+    REGISTRIES,
+    RUN_TAG,
+    VERSIONS,
+    WEIGHTS_STAGE_TAG,
+    registrations,
+)
 from artifacts.run_record import RunReport, read_run
 from eval_gates.answer_log import answer_log_of
 from pipeline.stages.evaluate import answer_log_key
@@ -140,7 +147,7 @@ class _Kept:
             }
             for version in model.versions:
                 if version.version in numbers:
-                    made = version.tags.get(QUANTIZE_TAG, "")
+                    made = version.tags.get(WEIGHTS_STAGE_TAG, "")
                     tags = version.tags
                     self.stages |= {("quantize", made), ("adopt", made)}
                     self.stages.add(("judge", tags.get(JUDGE_TAG, "")))

@@ -67,7 +67,7 @@ from recipes.checkpoints.weight_files import ARCHIVE, BUNDLE, plain_files
 VERSIONS = "versions"
 REGISTRIES = "registries.jsonl"
 JUDGE_TAG = "prepare.judge"
-QUANTIZE_TAG = "prepare.quantize"
+WEIGHTS_STAGE_TAG = "prepare.weights_stage"
 RUN_TAG = "prepare.run"
 NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
 
@@ -128,7 +128,7 @@ class Candidate:
         """Return the sort key: throughput, then small weights."""
         ratio = next((s.estimate for s in self.report.speed if s.is_ratio), None)
         measured = ratio or 0.0 if prefer == "throughput" else 0.0
-        return measured, -self.judged.quantize.result.weights_bytes
+        return measured, -self.judged.weights.result.weights_bytes
 
     def tags(self, run: RunReport, manifest: str) -> dict[str, str]:
         """Return the tuple and its origin as text."""
@@ -139,7 +139,7 @@ class Candidate:
             MANIFEST_TAG: manifest,
             EVIDENCE_TAG: self.identity,
             JUDGE_TAG: judge.key,
-            QUANTIZE_TAG: self.judged.quantize.record.key,
+            WEIGHTS_STAGE_TAG: self.judged.weights.record.key,
             RUN_TAG: run.run,
             "prepare.signer": self.verdict.signer,
             "prepare.policy": self.judged.judge.parameters.policy.name,
@@ -416,13 +416,13 @@ def find_candidate(
             hint="measure it with a profile whose rejection_sample_method is 'standard'",
         )
     judges_of_all = [evidence.judge for evidence in inputs.values()]
-    roots = [stage.record for stage in (judged.check_weights, *judges_of_all)]
+    roots = [stage.record for stage in (judged.checked_weights, *judges_of_all)]
     records = tuple(judged.collect(roots))
     outcomes = {v.recipe: v.verdict for v in run.variants}
     reports = []
     for record in tried:
         if record in inputs:
-            size = inputs[record].quantize.result.weights_bytes
+            size = inputs[record].weights.result.weights_bytes
             reports.append(report_judged(record, size, inputs[record].judge.result))
             continue
         outcome = outcomes.get(record, "skipped")
@@ -457,7 +457,7 @@ def make_version(candidate: Candidate, run: RunReport, store: Store) -> Path:
     parent = store.root / VERSIONS
     with store.explain_errors(), _private_folder(store, parent) as partial:
         source = store.stage_folder(
-            candidate.judged.quantize.record.stage, candidate.judged.quantize.record.key
+            candidate.judged.weights.record.stage, candidate.judged.weights.record.key
         )
         _link_files(source / "output", partial)
         Card(candidate.verdict, candidate.judged).write(partial)

@@ -258,8 +258,11 @@ class PromotionRule(ConfigModel):
         return self
 
 
-# Names of other stages and gates: plans and verdicts list both by name.
-RESERVED_SUITE_NAMES = ("quantize", "check_weights", "sanity", "judge", "speed", "cost")
+# Names of roles, other stages and gates: plans and verdicts list them and suites by name.
+RESERVED_SUITE_NAMES = (
+    *("weights", "checked_weights", "first_texts", "quantize", "check_weights", "sanity"),
+    *("judge", "speed", "cost"),
+)
 
 
 class Policy(ConfigModel):

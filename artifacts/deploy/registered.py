@@ -70,7 +70,7 @@ class RegisteredVersion:
             name=self.bundle.recipe,
             summary="registered weights",
             family=self.judged.judge.parameters.family,
-            quantization=self.judged.quantize.parameters.quantization,
+            quantization=self.judged.weights.parameters.quantization,
         )
 
     @property

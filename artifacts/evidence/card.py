@@ -65,15 +65,15 @@ class Card:
         )
         template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
         verdict = self.verdict
-        quantize = self.judged.quantize
+        weights = self.judged.weights
         body = template.render(
             card=self,
             verdict=verdict,
             variant=verdict.variant,
             source=verdict.source,
             judge=self.judged.judge.parameters,
-            result=quantize.result,
-            checked=self.judged.check_weights.result,
+            result=weights.result,
+            checked=self.judged.checked_weights.result,
             quantization=self.quantization,
             deployable=self.deployable,
             engine=find_engine(self.deployable.serving.engine),
@@ -122,7 +122,7 @@ class Card:
         made = [self.judged.judge.parameters.family, self.quantization.kind]
         if self.adopted is not None and self.adopted.is_source:
             made = []
-        versions = self.judged.quantize.result.versions
+        versions = self.judged.weights.result.versions
         libraries = {"llmcompressor", "compressed-tensors"} & versions.keys()
         data = ModelCardData(
             model_name=self.title,
@@ -162,7 +162,7 @@ class Card:
 
     @property
     def quantization(self) -> Any:
-        return self.judged.quantize.parameters.quantization
+        return self.judged.weights.parameters.quantization
 
     @property
     def adopted(self) -> AdoptedQuantization | None:
@@ -238,7 +238,7 @@ class Card:
     @property
     def creation(self) -> list[tuple[str, str]]:
         """Versions, digests and times of the making."""
-        result = self.judged.quantize.result
+        result = self.judged.weights.result
         source = self.verdict.source
         adopted = self.adopted
         rows: list[tuple[str, str | None]] = [
@@ -252,7 +252,7 @@ class Card:
                 ("variant's revision", adopted.revision),
                 ("variant's digest", f"`{adopted.digest}`"),
                 ("variant's license", adopted.license or unknown),
-                ("not compared with the source", self.judged.check_weights.result.not_compared),
+                ("not compared with the source", self.judged.checked_weights.result.not_compared),
             ]
         calibration = result.calibration_digest
         rows += [
@@ -261,7 +261,7 @@ class Card:
             (find_engine(self.deployable.serving.engine).title, self.deployable.engine_version),
             ("calibration tokens", calibration and f"`{calibration}`"),
             ("weights", f"`{self.deployable.weights}`"),
-            ("quantized", self.judged.quantize.record.finished),
+            ("quantized", self.judged.weights.record.finished),
             ("judged", self.judged.judge.record.finished),
             ("run", self.verdict.run),
         ]

@@ -264,8 +264,8 @@ def _are_judged(weights: str, auxiliary_files: str, inputs: Evidence) -> bool:
 
     Adoption checks linked weights' files.
     """
-    checked = inputs.check_weights.result
-    made = inputs.quantize
+    checked = inputs.checked_weights.result
+    made = inputs.weights
     linked = isinstance(made.parameters, AdoptParameters) and not made.parameters.copied
     return (weights == checked.weights_digest == made.result.weights_digest) and (
         linked or checked.auxiliary_files_digest == auxiliary_files

@@ -16,6 +16,7 @@ from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.plan import Arm, Plan, again_role
 from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_speed_gates, pin_files
 from pipeline.serving.served_model import ServerRuntime
+from pipeline.stages import CHECKED_WEIGHTS, FIRST_TEXTS
 from pipeline.stages.attempts import AttemptLedger, Counted, Trial, trial_of
 from pipeline.stages.block import BASELINE, BlockParameters, LoadParameters
 from pipeline.stages.evaluate import (
@@ -81,7 +82,7 @@ class Builder:
                 asked[arm.recipe.name][name] = stage
         shared = {f"questions.{name}": spec for name, spec in questions.items()}
         if baseline.recorded is not None:  # taken out of the evidence, before anything is asked
-            shared["recorded"] = baseline.stages["sanity"]
+            shared["recorded"] = baseline.stages[FIRST_TEXTS]
             shared |= {f"recall.{name}": spec for name, spec in first.items()}
             baseline = replace(baseline, stages={**baseline.stages, **first})
             variants = [self._with_floors(arm, asked[arm.recipe.name]) for arm in variants]
@@ -116,14 +117,14 @@ class Builder:
         """Return a recorded arm with its evidence in the place of a test of its server."""
         if arm.recorded is None:
             return None
-        return replace(arm, stages={"sanity": arm.recorded.stage(self.store)})
+        return replace(arm, stages={FIRST_TEXTS: arm.recorded.stage(self.store)})
 
     def _with_sanity(self, arm: Arm, baseline: Arm | None = None) -> Arm:
-        inputs = {} if baseline is None else {"baseline": baseline.stages["sanity"]}
-        if "check_weights" in arm.stages:
-            inputs["weights"] = arm.stages["check_weights"]
+        inputs = {} if baseline is None else {"baseline": baseline.stages[FIRST_TEXTS]}
+        if CHECKED_WEIGHTS in arm.stages:
+            inputs[CHECKED_WEIGHTS] = arm.stages[CHECKED_WEIGHTS]
         spec = SANITY.spec(arm.recipe.name, arm.identity, inputs, ServerRuntime(), self.store)
-        return _with(arm, {"sanity": spec})
+        return _with(arm, {FIRST_TEXTS: spec})
 
     def _with_floors(self, arm: Arm, asked: Mapping[str, StageSpec]) -> Arm:
         """Return our arm with its second answers, which another start gives first."""
@@ -171,7 +172,7 @@ class Builder:
                 if tiers[c.gate] == "critical"
             },
         }
-        keys = {arm.recipe.name: arm.stages["sanity"].key for arm in variants}
+        keys = {arm.recipe.name: arm.stages[FIRST_TEXTS].key for arm in variants}
         forms = {arm.recipe.name: [arm.recipe.family, arm.max_length] for arm in variants}
         others = {name: "" for name in self.tried if name not in keys}
         return trial_of(
@@ -218,11 +219,11 @@ class Builder:
         against: StageSpec | None = None,
     ) -> StageSpec:
         suite = self.policy.suites[name]
-        inputs = {"sanity": arm.stages["sanity"], "questions": questions}
+        inputs = {FIRST_TEXTS: arm.stages[FIRST_TEXTS], "questions": questions}
         if arm.recorded is not None:
             return arm.recorded.recall_stage(name, inputs, self.store)
-        if "check_weights" in arm.stages:
-            inputs["weights"] = arm.stages["check_weights"]
+        if CHECKED_WEIGHTS in arm.stages:
+            inputs[CHECKED_WEIGHTS] = arm.stages[CHECKED_WEIGHTS]
         rule = counted = None
         least = 0
         kind = kind_of(suite)
@@ -280,7 +281,7 @@ class Builder:
                 is_again=True,
                 measurement_number=number,
             ),
-            {"sanity": baseline.stages["sanity"], "questions": questions},
+            {FIRST_TEXTS: baseline.stages[FIRST_TEXTS], "questions": questions},
             EvaluateRuntime(
                 tokenizer=str(baseline.folder),
                 environment="evaluate",
@@ -355,7 +356,7 @@ class Builder:
         is_first = number == 1
         main = next((c for c in speed_gates if is_first and c.gate == speed_gate.main), speed_gate)
         others = [c for c in speed_gates if is_first and c.main == main.gate]
-        first = {BASELINE: baseline.stages["sanity"].key} if compares else {}
+        first = {BASELINE: baseline.stages[FIRST_TEXTS].key} if compares else {}
         measurement = BlockParameters(
             **self._measured(main, number),
             arms={**first, **{name: key for name, key in trial.variants.items() if key}},
@@ -367,7 +368,7 @@ class Builder:
                 **self._measured(speed_gate, number),
                 sides={side: side_arm.identity for side, side_arm in sides.items()},
             ),
-            {side: side_arm.stages["sanity"] for side, side_arm in sides.items()},
+            {side: side_arm.stages[FIRST_TEXTS] for side, side_arm in sides.items()},
             SpeedRuntime(
                 tokenizer=str(baseline.folder),
                 environment=LOAD_GENERATOR,

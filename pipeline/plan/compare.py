@@ -10,6 +10,7 @@ from eval_gates.speed.rules import SpeedRule
 from pipeline.environments.definition import LOAD_GENERATOR
 from pipeline.plan.plan import MAKING, Arm, Plan
 from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_speed_gates
+from pipeline.stages import CHECKED_WEIGHTS, FIRST_TEXTS
 from pipeline.stages.block import BlockParameters, LoadParameters
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
@@ -43,7 +44,7 @@ def screening_stages(plan: Plan, arm: Arm) -> dict[str, StageSpec]:
     """Return the arm's stages by role; they count no attempt, `compare_arms` does."""
     (suite,) = plan.policy.suites
     asked = arm.stages[suite]
-    stages = {role: arm.stages[role] for role in (*MAKING, "sanity") if role in arm.stages}
+    stages = {role: arm.stages[role] for role in (*MAKING, FIRST_TEXTS) if role in arm.stages}
     stages[suite] = EVALUATE.spec(
         asked.variant,
         EVALUATE.parameters_of(asked).model_copy(update={"rule": None}),
@@ -75,7 +76,7 @@ def with_kv_dtype(arm: Arm, dtype: str, judged: StageSpec, suite: str) -> Arm:
     arguments = replace(served, engine_arguments=engine_arguments)
     name = part_name(arm, dtype)
     asked = arm.stages[suite]
-    inputs = {r: i for r, i in asked.inputs.items() if r in ("weights", "questions")}
+    inputs = {r: i for r, i in asked.inputs.items() if r in (CHECKED_WEIGHTS, "questions")}
     answered = EVALUATE.spec(
         name,
         EVALUATE.parameters_of(asked).model_copy(update={"serving": arguments, "rule": None}),
@@ -103,7 +104,7 @@ def load_stage(
     `environment` is the load generator's identity.
     """
     workload, file = dump_workload(speed_gate)
-    sanity = arm.stages["sanity"]
+    sanity = arm.stages[FIRST_TEXTS]
     measured = LoadParameters(
         name=speed_gate.name,
         workload=workload,

@@ -18,6 +18,7 @@ from pipeline.plan.plan import Arm, Plan
 from pipeline.plan.resolved_options import Choice
 from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
+from pipeline.stages import CHECKED_WEIGHTS, WEIGHTS
 from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.check_weights import (
     CHECK_WEIGHTS,
@@ -108,7 +109,7 @@ class ModelPlanner:
         folder = self.checkpoint.path
         if not is_baseline:
             stages = self._made_by(recipe)
-            made = stages["quantize"]
+            made = stages[WEIGHTS]
             folder = Path(made.store) / "stages" / made.stage / made.key / "output"
         arm = served_arm(
             *(recipe, self.checkpoint, profile, arguments, self.identities, self.choices.node),
@@ -135,10 +136,10 @@ class ModelPlanner:
             )
             quantization = quantization.model_copy(update={"ignore": ignored})
         if checkpoint := self.found.adopted.get(recipe.name):
-            quantize = adopt_stage(recipe, self.checkpoint.digest, checkpoint, self.store)
+            weights = adopt_stage(recipe, self.checkpoint.digest, checkpoint, self.store)
         else:
             made = self.made.get(recipe.name)
-            quantize = made or self._quantize_stage(recipe, quantization)
+            weights = made or self._quantize_stage(recipe, quantization)
         if quantization.calibration is not None:
             # The path of calibration data is not in the key; its identity is in `quantize`'s.
             nowhere = quantization.calibration.model_copy(update={"dataset": None})
@@ -146,7 +147,7 @@ class ModelPlanner:
         check = CHECK_WEIGHTS.spec(
             recipe.name,
             CheckWeightsParameters(checkpoint=source.digest, quantization=quantization),
-            {"weights": quantize},
+            {WEIGHTS: weights},
             CheckWeightsRuntime(
                 checkpoint=source.place,
                 environment="quantize",
@@ -156,7 +157,7 @@ class ModelPlanner:
             ),
             self.store,
         )
-        return {"quantize": quantize, "check_weights": check}
+        return {WEIGHTS: weights, CHECKED_WEIGHTS: check}
 
     def _quantize_stage(self, recipe: Recipe, quantization: Quantization) -> StageSpec:
         environment = quantization.environment

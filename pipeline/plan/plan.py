@@ -12,12 +12,13 @@ from typing import Literal
 
 from pipeline.plan.recorded_arm import RecordedArm
 from pipeline.serving.served_model import ServedModel
+from pipeline.stages import CHECKED_WEIGHTS, WEIGHTS
 from pipeline.stages.attempts import Trial
 from prepare.stage import StageSpec
 from recipes.policy import Policy
 from recipes.schema import AcceleratorName, Recipe, ServingProfile
 
-MAKING = ("quantize", "check_weights")
+MAKING = (WEIGHTS, CHECKED_WEIGHTS)
 
 
 @dataclass(frozen=True)

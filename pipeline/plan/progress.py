@@ -7,9 +7,9 @@ from itertools import chain
 from pathlib import Path
 
 from pipeline.plan.plan import Arm, Plan, again_role
+from pipeline.stages import FIRST_TEXTS, WEIGHTS
 from pipeline.stages.attempts import JudgeParameters
 from pipeline.stages.evaluate import EVALUATE
-from pipeline.stages.quantize import QUANTIZE
 from pipeline.stages.recorded import RECORDED
 from pipeline.stages.sanity import SANITY
 from pipeline.stages.speed import SPEED
@@ -38,7 +38,7 @@ class PlanProgress:
     def made(self) -> set[str]:
         """Return variants with stored weights."""
         variants = self.plan.variants
-        return {arm.recipe.name for arm in variants if self.find(arm.stages[QUANTIZE.name])}
+        return {arm.recipe.name for arm in variants if self.find(arm.stages[WEIGHTS])}
 
     def stages(self) -> list[StageSpec]:
         """Return every stage of the run, in order."""
@@ -68,7 +68,7 @@ class PlanProgress:
 
     def fault(self, arm: Arm) -> str:
         """Return why the model is broken, or ''."""
-        spec = arm.stages.get(SANITY.name)
+        spec = arm.stages.get(FIRST_TEXTS)
         record = self.find(spec) if spec and spec.stage == SANITY.name else None
         return SANITY.result_of(record).fault(self.plan.policy.broken) if record else ""
 
@@ -77,7 +77,7 @@ class PlanProgress:
         plan = self.plan
         inputs: dict[str, StageSpec | StageReference] = {}
         if plan.baseline.recorded is not None:
-            inputs[RECORDED.name] = plan.baseline.stages[SANITY.name]
+            inputs[RECORDED.name] = plan.baseline.stages[FIRST_TEXTS]
         for suite in plan.policy.suites:
             spec = variant.stages[suite]
             inputs[f"baseline.{suite}"] = spec.inputs["baseline"]
@@ -97,5 +97,5 @@ class PlanProgress:
             ),
             inputs | self.speed(variant),
             JudgeRuntime(run=plan.run),
-            Path(variant.stages[SANITY.name].store),
+            Path(variant.stages[FIRST_TEXTS].store),
         )

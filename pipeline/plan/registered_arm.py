@@ -21,6 +21,7 @@ from pipeline.plan.recorded_arm import RecordedArm
 from pipeline.plan.resolved_options import Choice
 from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
+from pipeline.stages import CHECKED_WEIGHTS, WEIGHTS
 from pipeline.stages.adopt import ADOPT, AdoptParameters, AdoptRuntime
 from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsRuntime
 from pipeline.stages.evaluate import EVALUATE
@@ -125,7 +126,7 @@ class RegisteredPlanner:
             ),
             folder=Store(self.settings.store).stage_folder(adopted.stage, adopted.key) / "output",
             max_length=record.facts.max_length,
-            stages={"quantize": adopted, "check_weights": self._checked(adopted)},
+            stages={WEIGHTS: adopted, CHECKED_WEIGHTS: self._checked(adopted)},
             draft=draft.path if draft is not None and self.here.profile.speculative else None,
             ready_timeout_seconds=self.here.profile.ready_timeout_seconds,
         )
@@ -170,7 +171,7 @@ class RegisteredPlanner:
     def adopted(self) -> StageSpec:
         """Return the stage that takes the registered weights over."""
         past = self.past
-        made = past.judged.quantize
+        made = past.judged.weights
         files = inspect_folder(past.folder, self.settings.digests).files
         return ADOPT.spec(
             past.bundle.recipe,
@@ -189,13 +190,13 @@ class RegisteredPlanner:
 
     def _checked(self, adopted: StageSpec) -> StageSpec:
         """Return the check of the weights, which is on record: its source may be gone."""
-        recorded = self.past.judged.check_weights
+        recorded = self.past.judged.checked_weights
         runtime = CheckWeightsRuntime(
             environment="quantize",
             archive=str(self.past.folder / ARCHIVE),
             recorded=recorded.record.key,
         )
-        inputs = {"weights": adopted}
+        inputs = {WEIGHTS: adopted}
         store = self.settings.store
         return CHECK_WEIGHTS.spec(adopted.variant, recorded.parameters, inputs, runtime, store)
 

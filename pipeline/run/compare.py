@@ -21,6 +21,7 @@ from pipeline.run.loop import do_pieces
 from pipeline.run.pieces import ArmPieces
 from pipeline.run.run import Run
 from pipeline.run.servers import Servers
+from pipeline.stages import FIRST_TEXTS, WEIGHTS
 from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.sanity import SANITY
 from pipeline.stages.speed import ROLE, SPEED
@@ -51,7 +52,7 @@ def compare_arms(
     stored: dict[str, dict[str, str]] = {}  # by format, what all weights have in common
     for arm in (*plan.arms, *(find_parts(servers, state) if ablate else ())):
         name = arm.recipe.name
-        is_made = "quantize" in arm.stages
+        is_made = WEIGHTS in arm.stages
         try:
             measured = compare_with_baseline(servers, state, arm)
         except PrepareError as error:
@@ -100,7 +101,7 @@ def compare_with_baseline(servers: Servers, state: PlanProgress, arm: Arm) -> Sc
     run = servers.run
     name = arm.recipe.name
     (suite,) = plan.policy.suites
-    is_part = "sanity" not in arm.stages
+    is_part = FIRST_TEXTS not in arm.stages
     stages = arm.stages if is_part else screening_stages(plan, arm)
     roles = tuple(role for role in stages if role not in MAKING)
     measure_arm(servers, state, replace(arm, stages=stages, served=roles))
@@ -129,7 +130,7 @@ def compare_with_baseline(servers: Servers, state: PlanProgress, arm: Arm) -> Sc
 
 def cache_of(run: Run, stages: Mapping[str, StageSpec]) -> dict[str, str]:
     """Return what the arm's server says of its KV cache; {} of a part of an ablation."""
-    if (spec := stages.get(SANITY.name)) is None:
+    if (spec := stages.get(FIRST_TEXTS)) is None:
         return {}
     server = SANITY.result_of(run.find_finished(spec)).server
     told = server.__pydantic_extra__ or {}

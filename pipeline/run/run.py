@@ -28,6 +28,7 @@ from pipeline.plan.plan import Arm
 from pipeline.run.copies import JoinedRun
 from pipeline.run.recorder import RecordingProgress, RunRecorder
 from pipeline.run.tries import Tries
+from pipeline.stages import WEIGHTS
 from pipeline.stages.block import BLOCK
 from pipeline.stages.check_weights import CHECK_WEIGHTS
 from pipeline.stages.context import ArmServers, StageContext, advance
@@ -272,7 +273,7 @@ class Run:
 
     def weights_bytes(self, variant: Arm) -> int | None:
         """Return the size of made weights, or None."""
-        made = variant.stages.get(QUANTIZE.name)
+        made = variant.stages.get(WEIGHTS)
         record = self.store.find(made.stage, made.key) if made else None
         return QUANTIZE.result_of(record).weights_bytes if record else None
 

@@ -20,8 +20,8 @@ from pipeline.run.run import Run, serving_name
 from pipeline.serving.argument_check import engine_version
 from pipeline.serving.served_model import SERVED_NAME, ExternalModel
 from pipeline.serving.server import URL, Server
+from pipeline.stages import FIRST_TEXTS
 from pipeline.stages.block import BASELINE, ArmLostError
-from pipeline.stages.sanity import SANITY
 from pipeline.stages.starts import ServerStart, StartLedger
 from prepare.errors import PrepareError, ServingError, StageLostError, StoreError
 from prepare.gpus import gpu_states, visible_gpus
@@ -148,7 +148,7 @@ class Servers:
 
     def _begin(self, arm: Arm, measurement: str) -> None:
         name = arm.recipe.name
-        if SANITY.name not in arm.stages:  # a part of an ablation
+        if FIRST_TEXTS not in arm.stages:  # a part of an ablation
             self._facts[name] = self.start_process(arm)
             return
         ledger, start = self._record_start(arm, measurement)
@@ -163,7 +163,7 @@ class Servers:
         self._starts[name] = (ledger, ledger.note(start, "ready"))
 
     def _record_start(self, arm: Arm, measurement: str) -> tuple[StartLedger, ServerStart]:
-        ledger = StartLedger(self.run.store, arm.stages[SANITY.name].key)
+        ledger = StartLedger(self.run.store, arm.stages[FIRST_TEXTS].key)
         run_id = self.run.log.run_id
         return ledger, ledger.begin(measurement, run_id, is_ours=arm.is_ours)
 
@@ -290,7 +290,7 @@ class BlockServers:
             raise error
         run = self._servers.run
         arm = self._arms[name]
-        count = StartLedger(run.store, arm.stages[SANITY.name].key).count(self._own)
+        count = StartLedger(run.store, arm.stages[FIRST_TEXTS].key).count(self._own)
         is_counted = isinstance(error, ServingError)
         if is_counted and (count.is_over or (arm.is_ours and name != BASELINE)):
             then = "its gates end" if count.is_over else "once more"

@@ -1,4 +1,7 @@
-"""The stages: one module each, with its declaration and its `run`."""
+"""The stages, one module each with its declaration and its `run`, and the roles that they have.
+
+A role names what a stage gives to an arm, or to a later stage. Several stages may give it.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,15 @@ STAGES = (
     *("adopt", "block", "check_weights", "demo_checkpoint", "dequantize", "evaluate", "judge"),
     *("questions", "quantize", "recall", "recorded", "sanity", "speed"),
 )
+
+WEIGHTS = "weights"
+"""Role of an arm's weights: `quantize` made them, or `adopt` took them over."""
+
+CHECKED_WEIGHTS = "checked_weights"
+"""Role of their check, by `check_weights`, which all that is asked of a variant depends on."""
+
+FIRST_TEXTS = "first_texts"
+"""Role of the texts that an arm wrote first: `sanity` tested it, or `recorded` has its evidence."""
 
 
 class StageImplementation(Protocol):

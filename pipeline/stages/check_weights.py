@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import Field
 
+from pipeline.stages import WEIGHTS
 from pipeline.stages.adopt import ADOPT
 from pipeline.stages.check_adopted import account_adopted
 from pipeline.stages.context import StageContext
@@ -155,8 +156,8 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
     source = context.runtime.checkpoint
     if source is None:
         return _from_archive(context)
-    weights = context.input_record("weights")
-    output = context.input_folder("weights") / "output"
+    weights = context.input_record(WEIGHTS)
+    output = context.input_folder(WEIGHTS) / "output"
     # Before they are read: a later change is another digest. Registered weights may be links; their
     # digests are known.
     linked = weights.stage == ADOPT.name and not ADOPT.parameters_of(weights).copied
@@ -201,7 +202,7 @@ def _from_archive(
     reference = StageReference(stage=CHECK_WEIGHTS.name, key=runtime.recorded)
     with open_archive(Path(runtime.archive)) as store:
         record = CHECK_WEIGHTS.typed(store.get(reference))
-        weights = QUANTIZE.result_of(context.input_record("weights")).weights_digest
+        weights = QUANTIZE.result_of(context.input_record(WEIGHTS)).weights_digest
         if (record.parameters, record.result.weights_digest) != (context.parameters, weights):
             raise EvidenceError(
                 "the recorded check is of other weights",

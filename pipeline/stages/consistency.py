@@ -10,6 +10,7 @@ from eval_gates.rows import Answer, Question
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
+from pipeline.stages import CHECKED_WEIGHTS, FIRST_TEXTS
 from pipeline.stages.attempts import JudgeParameters, trial_of
 from pipeline.stages.evaluate import EVALUATE, REFERENCE, EvaluateResult
 from pipeline.stages.evidence import Evidence
@@ -107,16 +108,16 @@ def find_mixed_sides(
             for role, record in records.items()
             if side_of(role.partition(".")[0], inputs) == side and "." in role
         ]
-        for role in ("sanity", "weights"):
+        for role in (FIRST_TEXTS, CHECKED_WEIGHTS):
             named = {record.inputs[role].key if role in record.inputs else "" for record in stages}
             if len(named) > 1:
                 yield f"{side}: its stages do not depend on the same '{role}'"
             for name, record in records.items():
                 measured = record.inputs.get(side) if name.startswith(ROLE) else None
-                if role == "sanity" and measured is not None and {measured.key} != named:
+                if role == FIRST_TEXTS and measured is not None and {measured.key} != named:
                     yield f"{name}: it measured another {side} than was judged"
     recorded = inputs.get(RECORDED.name)
-    of_record = {r.inputs["sanity"].key for r in records.values() if r.stage == RECALL.name}
+    of_record = {r.inputs[FIRST_TEXTS].key for r in records.values() if r.stage == RECALL.name}
     if of_record != ({recorded.key} if recorded is not None else set()):
         yield "baseline: its answers are not of the record that is named"
     for role, record in records.items():

@@ -27,6 +27,7 @@ from eval_gates.suites.json_lines import read_rows, write_rows
 from eval_gates.suites.suite_kind import for_worker, kind_of
 from pipeline.serving.served_model import ServedModel, ServerRuntime
 from pipeline.serving.serving_arguments import draft_counters
+from pipeline.stages import FIRST_TEXTS
 from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.context import StageContext
 from pipeline.stages.questions import QUESTIONS as ASKED
@@ -93,7 +94,7 @@ EVALUATE = Stage("evaluate", 16, EvaluateParameters, EvaluateRuntime, EvaluateRe
 
 # Limits and opponents, on which a question's answer does not depend.
 NOT_OF_THE_ANSWER = ("max_questions", "min_values", "rule")
-NOT_OF_THE_MODEL = ("baseline", "sanity")
+NOT_OF_THE_MODEL = ("baseline", FIRST_TEXTS)
 # Unknown for adopted weights, which are compared with the version's own digests.
 NOT_ALWAYS_KNOWN = ("auxiliary_files_digest",)
 

@@ -18,6 +18,7 @@ from eval_gates.suites.chat_logs import TEXTS as CONVERSATIONS
 from eval_gates.suites.chat_logs import read_chats
 from eval_gates.suites.json_lines import read_rows
 from pipeline.serving.served_model import ServedModel
+from pipeline.stages import CHECKED_WEIGHTS, FIRST_TEXTS, WEIGHTS
 from pipeline.stages.adopt import ADOPT
 from pipeline.stages.attempts import JudgeParameters
 from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters, CheckWeightsResult
@@ -86,7 +87,7 @@ class Evidence:
 
     def read_variant(self) -> None:
         """Read what :meth:`of_variant` does."""
-        _ = self.quantize, self.check_weights, self.sanity
+        _ = self.weights, self.checked_weights, self.sanity
         if self.recorded is None:
             _ = self.baseline_sanity
         _ = self.evaluations, self.speed
@@ -220,20 +221,20 @@ class Evidence:
         }
 
     @cached_property
-    def check_weights(self) -> TypedStageRecord[CheckWeightsParameters, CheckWeightsResult]:
+    def checked_weights(self) -> TypedStageRecord[CheckWeightsParameters, CheckWeightsResult]:
         candidate = self._first_evaluation("candidate")
-        if "weights" not in candidate.inputs:
+        if CHECKED_WEIGHTS not in candidate.inputs:
             raise EvidenceError(
                 "this verdict is on endpoints that someone else serves: there are no weights",
                 where=f"stage judge {self.judge.record.key}",
                 hint="`prepare model CHECKPOINT` makes variants that can be bundled",
             )
-        return CHECK_WEIGHTS.typed(self.record_at(candidate.inputs["weights"]))
+        return CHECK_WEIGHTS.typed(self.record_at(candidate.inputs[CHECKED_WEIGHTS]))
 
     @cached_property
-    def quantize(self) -> TypedStageRecord[WeightsProvenance, QuantizeResult]:
+    def weights(self) -> TypedStageRecord[WeightsProvenance, QuantizeResult]:
         """The stage that made the weights, or adopted them."""
-        made = self.record_at(self.check_weights.record.inputs["weights"])
+        made = self.record_at(self.checked_weights.record.inputs[WEIGHTS])
         return ADOPT.typed(made) if made.stage == ADOPT.name else QUANTIZE.typed(made)
 
     @cached_property
@@ -258,7 +259,7 @@ class Evidence:
     @property
     def made_by(self) -> str:
         """Maker of the weights; '' if a recipe made them."""
-        quantization = self.quantize.parameters.quantization
+        quantization = self.weights.parameters.quantization
         return quantization.made_by if isinstance(quantization, AdoptedQuantization) else ""
 
     def _first_evaluation(self, side: str) -> StageRecord:
@@ -266,7 +267,7 @@ class Evidence:
         return self.record(f"{side}.{suite}")
 
     def _sanity_of(self, side: str) -> TypedStageRecord[ServedModel, SanityResult]:
-        return SANITY.typed(self.record_at(self._first_evaluation(side).inputs["sanity"]))
+        return SANITY.typed(self.record_at(self._first_evaluation(side).inputs[FIRST_TEXTS]))
 
 
 # By stage: its file, and the digest of it that the record has.

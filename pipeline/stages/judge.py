@@ -15,6 +15,7 @@ from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
 from eval_gates.speed.rules import SpeedRule, apply_gate_rate, build_rule
 from eval_gates.suites.suite_kind import kind_of
 from eval_gates.verdicts import judge_suite, overall
+from pipeline.stages import FIRST_TEXTS
 from pipeline.stages.attempts import AttemptLedger, Counted, History, JudgeParameters
 from pipeline.stages.consistency import SIDES, find_faults
 from pipeline.stages.context import StageContext
@@ -155,7 +156,7 @@ def run(context: StageContext[JudgeParameters, JudgeRuntime]) -> JudgeResult:
     ledger.begin(Counted(trial=trial, gate="", run=context.runtime.run))
     inputs = Evidence(context.store, context.spec.inputs)
     sanity_keys = {
-        inputs.record(f"candidate.{suite}").inputs["sanity"].key
+        inputs.record(f"candidate.{suite}").inputs[FIRST_TEXTS].key
         for suite in context.parameters.policy.suites
     }
     (sanity_key,) = sanity_keys if len(sanity_keys) == 1 else ("",)  # others are refused below

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from eval_gates.answer_log import ANSWERS
 from pipeline.serving.served_model import ServedModel
+from pipeline.stages import FIRST_TEXTS
 from pipeline.stages.context import StageContext
 from pipeline.stages.evaluate import EVALUATE, TEXTS, EvaluateResult
 from pipeline.stages.packed import open_archive
@@ -40,7 +41,7 @@ RECALL = Stage("recall", 1, RecallParameters, RecallRuntime, EvaluateResult)
 def run(context: StageContext[RecallParameters, RecallRuntime]) -> EvaluateResult:
     """Copy the answers; EvidenceError if they are not those of the record."""
     reference = StageReference(stage=EVALUATE.name, key=context.parameters.evaluate)
-    with open_archive(context.input_folder("sanity") / ARCHIVE) as store:
+    with open_archive(context.input_folder(FIRST_TEXTS) / ARCHIVE) as store:
         result = EVALUATE.result_of(store.get(reference))
         answers = store.stage_folder(reference.stage, reference.key) / ANSWERS
         if digest_file(answers) != result.answers_digest:

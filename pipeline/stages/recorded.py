@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from pipeline.serving.served_model import ServedModel, ServerInfo
+from pipeline.stages import FIRST_TEXTS
 from pipeline.stages.context import StageContext
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.packed import open_archive
@@ -82,7 +83,7 @@ def facts_of(parameters: RecordedParameters, store: Store) -> RecordedResult:
     suite = next(iter(judge.parameters.policy.suites))
     asked = store.get(judge.record.inputs[f"{parameters.side}.{suite}"])
     evaluated = EVALUATE.parameters_of(asked)
-    sanity = SANITY.typed(store.get(asked.inputs["sanity"]))
+    sanity = SANITY.typed(store.get(asked.inputs[FIRST_TEXTS]))
     texts = sanity.result.texts
     if "baseline" in sanity.record.inputs:
         before = SANITY.result_of(store.get(sanity.record.inputs["baseline"])).texts

@@ -132,7 +132,7 @@ class StayingWorkers:
     def call_worker(
         self, worker: str, start: WorkerStart, files: WorkerFiles, progress: Progress
     ) -> int:
-        """Have a request answered as by `StayingWorker`; end a process that died or was interrupted."""
+        """Have a request answered; end a process that died or was interrupted."""
         code = None
         if start in self._workers:
             code = self._try(worker, start, files, progress)

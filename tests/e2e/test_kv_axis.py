@@ -58,8 +58,8 @@ def test_a_screening_tells_what_each_format_stores(root: Path) -> None:
     assert part["name"] == "baseline.kv-fp8"
     assert part["cache"]["kv_bytes_a_token"] == one_byte["cache"]["kv_bytes_a_token"]
     made = one_byte["stages"], two_bytes["stages"]
-    assert made[0]["quantize"] == made[1]["quantize"]
-    assert made[0]["sanity"] != made[1]["sanity"]
+    assert made[0]["weights"] == made[1]["weights"]
+    assert made[0]["first_texts"] != made[1]["first_texts"]
 
 
 def test_a_promoted_pair_is_served_with_its_format(root: Path) -> None:

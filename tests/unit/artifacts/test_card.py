@@ -123,12 +123,12 @@ class TestBody:
         verdict = read_verdict(run.bundle() / "prepare-evidence")
         judged = Evidence.of_variant(run.store, verdict.judges[RECIPE])
         gpu = {"accelerator": "cuda", "gpu": "H100"}
-        quantization = judged.quantize.parameters.quantization.model_dump()
+        quantization = judged.weights.parameters.quantization.model_dump()
         recipe = {**quantization, "kv_cache_scales": "head" if scales else None}
         changed = Evidence.of_verdict(run.store, verdict.judges[RECIPE])
         for kept in (
             asked_otherwise(judged.sanity, hardware=gpu),
-            asked_otherwise(judged.quantize, quantization=recipe),
+            asked_otherwise(judged.weights, quantization=recipe),
         ):
             changed.stages[place_of(kept.record)] = kept.record
         card = text_of(run, verdict, changed)

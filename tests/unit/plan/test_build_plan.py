@@ -109,7 +109,7 @@ class TestPairsOfWeightsAndKvCache:
         first, *_ = plan.variants
         assert first.profile is not None
         assert first.profile.kv_cache_dtype == "fp8"
-        written = QUANTIZE.runtime_of(first.stages["quantize"]).recipe
+        written = QUANTIZE.runtime_of(first.stages["weights"]).recipe
         assert written["name"] == "fp8-dynamic"
 
     def test_a_format_that_this_cpu_lacks_is_refused_by_name(

@@ -115,7 +115,7 @@ def judge_of(plan: Plan, variant: Arm) -> StageSpec:
 
 def begun(plan: Plan) -> PlanProgress:
     """The progress of a run that has nothing in its store."""
-    return PlanProgress(plan, Store(Path(plan.baseline.stages["sanity"].store)))
+    return PlanProgress(plan, Store(Path(plan.baseline.stages["first_texts"].store)))
 
 
 def policy() -> Policy:
@@ -194,7 +194,7 @@ class TestSame:
         )
         here = replace(wanted, eval_data=data[0])
         assert changed(here, moved) == set()
-        runtime = moved.plan().variants[0].stages["quantize"].runtime
+        runtime = moved.plan().variants[0].stages["weights"].runtime
         assert runtime["checkpoint"]["path"] == str(elsewhere / "checkpoint")
 
     def test_how_many_requests_are_in_flight(self, wanted: Wanted) -> None:
@@ -300,7 +300,7 @@ class TestMachine:
         calibrated = of((AWQ,), MADE)
         assert changed(wanted, other) == ALL_SERVED | JUDGES | calibrated
         awq = next(v for v in other.plan().variants if v.recipe.name == AWQ)
-        assert awq.stages["quantize"].parameters["compute"] == {
+        assert awq.stages["weights"].parameters["compute"] == {
             "dtype": "float32",
             "environment": {},
         }

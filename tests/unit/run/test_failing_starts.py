@@ -31,7 +31,7 @@ def run_until_judged(run: FakeRun, most: int = 12) -> tuple[VariantReport | None
 
 
 def starts_of(run: FakeRun) -> list[ServerStart]:
-    arm = run.plan().variants[0].stages["sanity"].key
+    arm = run.plan().variants[0].stages["first_texts"].key
     return StartLedger(run.store, arm).starts()
 
 

@@ -84,7 +84,7 @@ def test_plan_worker_card_tags_verify_and_recheck_follow_the_profile(
     (variant,) = made.plan().variants
     assert variant.identity.serving.engine_arguments == arguments
     # worker
-    screen = SANITY.parameters_of(variant.stages["sanity"])
+    screen = SANITY.parameters_of(variant.stages["first_texts"])
     assert screen.serving == variant.identity.serving
     # card, tags and recheck
     folder = made.bundle(ONE)

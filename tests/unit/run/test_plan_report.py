@@ -345,7 +345,7 @@ class TestRungs:
                 *(Listener(), choices.checkpoints),
             )
             plan = make_plan(early.choices, locator.all(choices), settings, early.sources)
-            return early, {arm.recipe.name: arm.stages["quantize"].key for arm in plan.variants}
+            return early, {arm.recipe.name: arm.stages["weights"].key for arm in plan.variants}
 
         early, first = found("awq-w4a16+10")
         write_rungs(early.choices, layered.folder)
