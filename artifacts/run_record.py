@@ -25,7 +25,7 @@ from eval_gates.speed.load_run import Side
 from eval_gates.speed.report import SpeedGateResult
 from pipeline.stages.attempts import History, Trial
 from pipeline.stages.verdict import AnyGate, JudgeResult
-from prepare.errors import ExitCode, StoreError, UsageError
+from prepare.errors import StoreError, UsageError
 from prepare.record import Record
 from prepare.store import RUN_RECORD, RunFolders, Store, is_alive
 from prepare.untrusted import read_record
@@ -114,17 +114,6 @@ class TuningReport(Record):
 
 # Ends a variant's reason if another one got the alias.
 NOT_PREFERRED = "; registered, but "
-
-
-def exit_code_of(verdicts: list[str]) -> ExitCode:
-    """Return a finished run's exit code."""
-    if "pass" in verdicts:
-        return ExitCode.SUCCESS
-    if "error" in verdicts:
-        return ExitCode.EXPECTED_ERROR
-    if "fail" in verdicts:
-        return ExitCode.GATES_FAILED
-    return ExitCode.UNDECIDED
 
 
 SCHEMA_VERSION: Literal[1] = 1

@@ -27,8 +27,8 @@ from gate_power import Replay
 from numpy.typing import NDArray
 
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.decision import Scores, decide
 from eval_gates.statistics.looks import find
+from eval_gates.statistics.quality_verdict import Scores, judge_scores
 from pipeline.stages.attempts import AttemptLedger, Counted, Trial, trial_of
 from prepare.errors import UsageError
 from prepare.store import Store
@@ -115,7 +115,7 @@ def suspicious_passes(replays: int) -> dict[str, float]:
                 0.025,
                 1_000,
             )
-            passed[name] += decide(finding, scores).verdict == "pass"
+            passed[name] += judge_scores(finding, scores).verdict == "pass"
     return {name: count / replays for name, count in passed.items()}
 
 

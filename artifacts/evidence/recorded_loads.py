@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import Any
 
 from eval_gates.speed.load_run import LoadRun
-from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
+from eval_gates.speed.report import SpeedGateResult, judge_speed
 from eval_gates.speed.schedule import Timing, are_whole_blocks, arrival_times, redraw
 from pipeline.stages.block import BASELINE
 from pipeline.stages.speed import SPEED
@@ -63,7 +63,7 @@ def _comes_as_asked(load: LoadRun, workload: Mapping[str, Any]) -> bool:
 def judge_confirmed(record: StageRecord, loads: list[LoadRun]) -> SpeedGateResult:
     """Judge a tuning's winner against the defaults."""
     told = SPEED.parameters_of(record)
-    return decide_speed_gate(
+    return judge_speed(
         f"ratio.{told.name}",
         told.rule,
         workload=told.name,

@@ -100,7 +100,7 @@ def find_typical(loads: Sequence[LoadSummary], side: Side, figure: str) -> float
     return median(known) if known else None
 
 
-def decide_speed_gate(
+def judge_speed(
     gate: str,
     rule: SpeedRule,
     *,

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from pipeline.plan.plan import Arm, Plan, again_role
 from pipeline.stages import FIRST_TEXTS, WEIGHTS
-from pipeline.stages.attempts import JudgeParameters
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.recorded import RECORDED
 from pipeline.stages.sanity import SANITY
 from pipeline.stages.speed import SPEED
-from pipeline.stages.verdict import JUDGE, JudgeRuntime
+from pipeline.stages.verdict import JUDGE, JudgeParameters, JudgeRuntime
 from prepare.stage import StageRecord, StageReference, StageSpec
 from prepare.store import Store
 

@@ -24,7 +24,6 @@ from eval_gates.clusters import group_by_cluster
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.environments.settings import Settings
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.stages.attempts import JudgeParameters
 from pipeline.stages.evaluate import EVALUATE, TEXTS
 from pipeline.stages.evidence import Evidence
 from pipeline.stages.packed import files_of, open_archive, pack
@@ -38,6 +37,7 @@ from pipeline.stages.recorded import (
     Side,
     compared_policy,
 )
+from pipeline.stages.verdict import JudgeParameters
 from prepare.digest import digest_file
 from prepare.errors import EvidenceError, PrepareError, UsageError
 from prepare.own_command import own_command

@@ -13,7 +13,7 @@ from typing import Any
 from artifacts.run_record import ScreenedModel
 from eval_gates.clusters import group_by_cluster, means
 from eval_gates.effect import measure_effect
-from eval_gates.verdicts import check_paired
+from eval_gates.quality_gate import check_paired
 from pipeline.plan.compare import kv_dtype, part_name, screening_stages, with_kv_dtype
 from pipeline.plan.plan import MAKING, Arm
 from pipeline.plan.progress import PlanProgress

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from artifacts.requests import GateRequest
-from artifacts.run_record import ResolvedOptions, RunReport, exit_code_of
+from artifacts.run_record import ResolvedOptions, RunReport
 from eval_gates.suites.suite_kind import refuse_untried, without_uncontained
 from pipeline.environments.definition import LOAD_GENERATOR
 from pipeline.environments.environment import Accelerator, identity
@@ -33,6 +33,7 @@ from pipeline.run.servers import Servers
 from pipeline.serving.openai_endpoint import OpenAIEndpoint
 from pipeline.serving.served_model import ExternalModel, ServedModel
 from pipeline.stages.attempts import AttemptLedger
+from pipeline.stages.verdict import exit_code_of
 from prepare.digest import FileDigests, digest_json
 from prepare.errors import PrepareError, UsageError
 from prepare.events import Progress

@@ -8,7 +8,7 @@ from datetime import datetime
 from artifacts.evidence.signing import Signer, find_signer
 from artifacts.release import PromotionRequest, promote
 from artifacts.requests import ModelRequest
-from artifacts.run_record import NOT_PREFERRED, RunReport, exit_code_of
+from artifacts.run_record import NOT_PREFERRED, RunReport
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Locator
@@ -27,6 +27,7 @@ from pipeline.run.run import Run
 from pipeline.run.servers import Servers
 from pipeline.serving.argument_check import check_engine_arguments
 from pipeline.stages.sanity import SANITY
+from pipeline.stages.verdict import exit_code_of
 from prepare.errors import ExitCode
 from prepare.events import NullProgress, Progress
 from prepare.file_locks import remark_on_work

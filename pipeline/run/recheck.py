@@ -25,7 +25,7 @@ from artifacts.deployable import Deployable, TupleDifference
 from artifacts.recheck_report import RecheckAnswer, RecheckReport
 from artifacts.registry import Move, Registry
 from artifacts.requests import ModelRequest, RecheckRequest
-from artifacts.run_record import ResolvedOptions, RunReport, VariantReport, exit_code_of
+from artifacts.run_record import ResolvedOptions, RunReport, VariantReport
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import served_profile
@@ -49,6 +49,7 @@ from pipeline.serving.argument_check import engine_version
 from pipeline.stages.attempts import AttemptLedger
 from pipeline.stages.evidence import Evidence
 from pipeline.stages.recorded import engine_margin
+from pipeline.stages.verdict import exit_code_of
 from prepare.errors import CheckpointError, ExitCode, UsageError
 from prepare.events import Progress
 from prepare.hardware import NodeInfo, this_node

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from artifacts.deploy.on_fail import FailedCheck, Rollback
 from artifacts.registry import Registry
 from artifacts.requests import GateRequest
-from artifacts.run_record import ResolvedOptions, RunReport, exit_code_of
+from artifacts.run_record import ResolvedOptions, RunReport
 from eval_gates.suites.suite_kind import refuse_untried
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
@@ -31,6 +31,7 @@ from pipeline.run.servers import Servers
 from pipeline.serving.openai_endpoint import DEFAULT_MAX_LENGTH, OpenAIEndpoint
 from pipeline.serving.served_model import ExternalModel, ServedModel
 from pipeline.stages.attempts import AttemptLedger
+from pipeline.stages.verdict import exit_code_of
 from prepare.digest import FileDigests
 from prepare.errors import ServingError, UsageError
 from prepare.events import Progress

@@ -20,7 +20,6 @@ from pydantic import Field
 
 from eval_gates.speed.rules import StartCount
 from eval_gates.statistics.multiplicity import gate_level
-from eval_gates.stopping import GateRule, gate_rule_of
 from prepare.digest import digest_json
 from prepare.errors import StoreError, UsageError, raise_as
 from prepare.private_files import create_exclusively, make_folder
@@ -28,7 +27,6 @@ from prepare.record import Record
 from prepare.store import Store
 from prepare.untrusted import read_record
 from recipes.policy import Policy
-from recipes.schema import AcceleratorName, Family, ServingProfile
 
 RESTORE = "restore it: without it the number of attempts is not known"
 _UNLIKE_CRITERIA = {"concurrency", "noise_floor_questions", "sources", "usual"}
@@ -124,31 +122,6 @@ class Counted(Record):
     trial: Trial
     gate: str = Field(description="that is measured")
     run: str = Field("", description="id of the run")
-
-
-class JudgeParameters(Record):
-    """All that a verdict and its gates' rules depend on."""
-
-    policy: Policy
-    recipe: str | None = Field(None, description="of the variant")
-    trial: Trial = Field(description="that the variant belongs to")
-    family: Family
-    profile: ServingProfile | None = Field(
-        None, description="that both sides are served by, as applied; None of endpoints"
-    )
-
-    @property
-    def accelerator(self) -> AcceleratorName | None:
-        """Both sides' accelerator; None for endpoints."""
-        return self.profile.accelerator if self.profile is not None else None
-
-    @property
-    def gates(self) -> dict[str, GateRule]:
-        level = self.trial.level
-        return {
-            name: gate_rule_of(suite, self.family, level)
-            for name, suite in self.policy.suites.items()
-        }
 
 
 def trial_of(

@@ -11,13 +11,14 @@ from eval_gates.suites.suite_kind import kind_of
 from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages import CHECKED_WEIGHTS, FIRST_TEXTS
-from pipeline.stages.attempts import JudgeParameters, trial_of
+from pipeline.stages.attempts import trial_of
 from pipeline.stages.evaluate import EVALUATE, REFERENCE, EvaluateResult
 from pipeline.stages.evidence import Evidence
 from pipeline.stages.questions import QUESTIONS
 from pipeline.stages.recall import RECALL
 from pipeline.stages.recorded import RECORDED
 from pipeline.stages.speed import ROLE, SPEED
+from pipeline.stages.verdict import JudgeParameters
 from prepare.stage import Stage, StageRecord, StageReference
 from recipes.schema import ServingProfile
 

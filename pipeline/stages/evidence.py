@@ -20,7 +20,6 @@ from eval_gates.suites.json_lines import read_rows
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages import CHECKED_WEIGHTS, FIRST_TEXTS, WEIGHTS
 from pipeline.stages.adopt import ADOPT
-from pipeline.stages.attempts import JudgeParameters
 from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters, CheckWeightsResult
 from pipeline.stages.evaluate import EVALUATE, TEXTS, EvaluateParameters, EvaluateResult
 from pipeline.stages.quantize import QUANTIZE, QuantizeResult, WeightsProvenance
@@ -29,7 +28,7 @@ from pipeline.stages.recall import RECALL
 from pipeline.stages.recorded import ARCHIVE, RECORDED, RecordedParameters, RecordedResult
 from pipeline.stages.sanity import SANITY, SanityResult
 from pipeline.stages.speed import SPEED, SpeedParameters, SpeedResult
-from pipeline.stages.verdict import JUDGE, JudgeResult
+from pipeline.stages.verdict import JUDGE, JudgeParameters, JudgeResult
 from prepare.digest import digest_bytes
 from prepare.errors import EvidenceError, raise_as
 from prepare.stage import (

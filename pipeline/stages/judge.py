@@ -11,12 +11,12 @@ from eval_gates.cost import cost_rule_of, judge_cost
 from eval_gates.decision_gate import judge_decisions
 from eval_gates.depth import DepthSuite, judge_depth
 from eval_gates.gate_result import GateResult
-from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
+from eval_gates.quality_gate import judge_quality
+from eval_gates.speed.report import SpeedGateResult, judge_speed
 from eval_gates.speed.rules import SpeedRule, apply_gate_rate, build_rule
 from eval_gates.suites.suite_kind import kind_of
-from eval_gates.verdicts import judge_suite, overall
 from pipeline.stages import FIRST_TEXTS
-from pipeline.stages.attempts import AttemptLedger, Counted, History, JudgeParameters
+from pipeline.stages.attempts import AttemptLedger, Counted, History
 from pipeline.stages.consistency import SIDES, find_faults
 from pipeline.stages.context import StageContext
 from pipeline.stages.evaluate import EVALUATE
@@ -26,7 +26,7 @@ from pipeline.stages.recorded import words_of
 from pipeline.stages.speed import ROLE, SPEED
 from pipeline.stages.starts import StartLedger
 from pipeline.stages.verdict import JUDGE as JUDGE
-from pipeline.stages.verdict import JudgeResult, JudgeRuntime
+from pipeline.stages.verdict import JudgeParameters, JudgeResult, JudgeRuntime, judge_variant
 from prepare.errors import EvaluationDataError
 from prepare.stage import StageRecord
 from recipes.speed import SpeedGate
@@ -49,7 +49,7 @@ def judge_evidence(parameters: JudgeParameters, inputs: Evidence, history: Histo
         result = EVALUATE.result_of(inputs.record(f"candidate.{name}"))
         again = f"again.{name}"
         gates.append(
-            judge_suite(
+            judge_quality(
                 name,
                 suite,
                 rules[name],
@@ -93,7 +93,7 @@ def judge_evidence(parameters: JudgeParameters, inputs: Evidence, history: Histo
         gates.append(judge_cost(name, rule, *(answers(f"{s}.{name}") for s in SIDES)))
     if policy.undecided_supporting == "hold":
         gates = [gate.model_copy(update={"holds": gate.tier == "supporting"}) for gate in gates]
-    verdict, reason, p_value = overall(gates)
+    verdict, reason, p_value = judge_variant(gates)
     recorded = inputs.recorded
     against = words_of(recorded.parameters) if recorded is not None else ""
     return JudgeResult(
@@ -114,7 +114,7 @@ def speed_of(parameters: JudgeParameters, inputs: Evidence) -> Iterable[SpeedGat
     for speed_gate in parameters.policy.gates_on(parameters.accelerator):
         role = ROLE + speed_gate.name
         measured = inputs.record(role) if role in inputs.references else None
-        yield decide_speed_gate(
+        yield judge_speed(
             speed_gate.name,
             rule_of(parameters, speed_gate, measured),
             workload=speed_gate.workload,

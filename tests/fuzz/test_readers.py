@@ -204,7 +204,8 @@ def text_of(path: Path) -> str:
 
 STAGE = b"""{"stage": "judge", "variant": "v", "key": "k", "parameters": {"a": [1.5]}, "notes": [],
  "inputs": {"checked_weights": {"stage": "check_weights", "key": "k"}},
- "input_digests": {"checked_weights": "d"}, "result": {"verdict": "pass"}, "seconds": 1.0, "finished": "2026"}"""
+ "input_digests": {"checked_weights": "d"},
+ "result": {"verdict": "pass"}, "seconds": 1.0, "finished": "2026"}"""
 
 
 LOAD = b"""{"side": "candidate", "workload": "chat", "block": 0,

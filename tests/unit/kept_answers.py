@@ -7,13 +7,13 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from eval_gates.quality_gate import judge_quality
 from eval_gates.quality_result import QualityResult
 from eval_gates.rows import Answer
 from eval_gates.stopping import gate_rule_of
 from eval_gates.suites.humaneval import HumanEval
 from eval_gates.suites.mmlu import Mmlu
 from eval_gates.suites.rouge import Rouge
-from eval_gates.verdicts import judge_suite
 from recipes.policy import AnySuite, Margin
 from recipes.schema import Family
 
@@ -57,7 +57,7 @@ def judged_rows(
     alpha: float = 0.05,
     again: Sequence[dict[str, Any]] = (),
 ) -> QualityResult:
-    return judge_suite(
+    return judge_quality(
         "suite",
         suite,
         gate_rule_of(suite, family, alpha),

@@ -6,8 +6,8 @@ import random
 from typing import Any
 
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.decision import Scores
 from eval_gates.statistics.looks import Finding
+from eval_gates.statistics.quality_verdict import Scores
 
 ALPHA = 0.05
 POINTS = Comparison.points(0.02)

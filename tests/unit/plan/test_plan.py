@@ -22,7 +22,7 @@ from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Arm, Plan, again_role
 from pipeline.plan.progress import PlanProgress
-from pipeline.stages.attempts import JudgeParameters
+from pipeline.stages.verdict import JudgeParameters
 from prepare.digest import FileDigests
 from prepare.hardware import NodeInfo
 from prepare.stage import StageSpec

@@ -10,7 +10,7 @@ from pretend_stages import PretendModels
 
 from artifacts.evidence.verify import check_run
 from artifacts.registry import Registry
-from artifacts.run_record import exit_code_of
+from pipeline.stages.verdict import exit_code_of
 from prepare.errors import ExitCode
 from recipes.policy import Policy
 

@@ -15,9 +15,9 @@ from sound_variants import safetensors_of, source_tensors
 from whole_run import run_of
 
 from artifacts.registry import Registry
-from artifacts.run_record import exit_code_of
 from pipeline.cli.tables import last_lines
 from pipeline.plan.plan import Arm
+from pipeline.stages.verdict import exit_code_of
 from prepare.errors import ExitCode
 from prepare.file_locks import this_process
 

@@ -9,11 +9,11 @@ from measured_loads import blocks, round_of
 from some_attempt import some_trial
 
 from eval_gates.speed.load_run import LoadRun
-from eval_gates.speed.report import SpeedGateResult, decide_speed_gate
+from eval_gates.speed.report import SpeedGateResult, judge_speed
 from eval_gates.speed.rules import SpeedRule, build_rule
-from pipeline.stages.attempts import JudgeParameters
 from pipeline.stages.judge import speed_of
 from pipeline.stages.speed import ROLE
+from pipeline.stages.verdict import JudgeParameters
 from recipes.catalog import load_profile
 from recipes.policy import Policy
 
@@ -39,7 +39,7 @@ def policy(speed: dict[str, Any] | None = SPEED) -> Policy:
 
 def judged(loads: dict[str, list[LoadRun]], **rule: Any) -> list[SpeedGateResult]:
     return [
-        decide_speed_gate(
+        judge_speed(
             speed_gate.name,
             build_rule(speed_gate, 0.045, "cpu").model_copy(
                 update=rule if speed_gate.kind == "ratio" else {}
@@ -60,7 +60,7 @@ def test_a_limit_is_no_ratio() -> None:
 
 
 def of_ratio(loads: list[LoadRun], rule: SpeedRule = RATIO) -> SpeedGateResult:
-    return decide_speed_gate("ratio.chat", rule, workload="chat", tier="critical", loads=loads)
+    return judge_speed("ratio.chat", rule, workload="chat", tier="critical", loads=loads)
 
 
 def test_each_claim_is_judged_by_the_verdicts_rules() -> None:
@@ -103,7 +103,7 @@ def test_what_cannot_be_trusted_is_undecided_and_says_why() -> None:
     assert [(each.kind, each.block) for each in report.faults] == [("unlike", 1)]
     assert len(report.loads) == 14
     with pytest.raises(ValueError, match="other"):
-        decide_speed_gate("ratio.chat", RATIO, workload="other", tier="critical", loads=loads)
+        judge_speed("ratio.chat", RATIO, workload="other", tier="critical", loads=loads)
     with pytest.raises(ValueError, match="each side"):
         judged({"speed.ratio.chat": [*loads[:2], loads[2], loads[2]]})
 

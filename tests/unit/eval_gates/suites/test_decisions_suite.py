@@ -14,6 +14,7 @@ from reading_stand_in import ReadingStandIn
 from eval_gates.answer_validity import check_answers
 from eval_gates.ask import Client, RefusedError
 from eval_gates.decisions import KINDS, keeps, read_decision
+from eval_gates.quality_gate import judge_quality
 from eval_gates.question_set import judged_apart
 from eval_gates.rows import Answer, Asked, Question, Reply
 from eval_gates.stopping import gate_rule_of
@@ -21,7 +22,6 @@ from eval_gates.suites.decision_task import DecisionsTask
 from eval_gates.suites.decisions import AS_LOGGED, Decisions, as_text, carried_tools
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder
-from eval_gates.verdicts import judge_suite
 from prepare.errors import EvaluationDataError, StageError, UsageError
 from recipes.policy import Policy
 
@@ -336,7 +336,7 @@ def test_logs_in_which_nothing_is_decided_decide_nothing(reference: str, verdict
     texts = [CALL if turn == "c" else "" for turn in reference]
     logs = {"kind": "decisions", "margins": {"fp8": 0.1}}
     policy = Policy.model_validate({"name": "p", "summary": "s", "suites": {"logs": logs}})
-    result = judge_suite(
+    result = judge_quality(
         "logs",
         policy.suites["logs"],
         gate_rule_of(policy.suites["logs"], "fp8", 0.05),

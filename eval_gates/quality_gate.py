@@ -1,4 +1,4 @@
-"""Verdicts from stored answers and a policy's margins: pure functions."""
+"""A suite's gate: its verdict from stored answers and the policy's margins, by pure functions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Literal
 
 from eval_gates.clusters import group_by_cluster, means
 from eval_gates.depth import report_depths
-from eval_gates.gate_result import SCORE, GateResult, Verdict, not_shown, passed_on
+from eval_gates.gate_result import SCORE
 from eval_gates.quality_result import AnswerLengths, NatsLost, NoiseFloor, QualityResult
 from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import check_sensitivities, own_gains
 from eval_gates.statistics.bound import mean_bounds
-from eval_gates.statistics.decision import Scores, decide
 from eval_gates.statistics.looks import find
+from eval_gates.statistics.quality_verdict import Scores, judge_scores
 from eval_gates.stopping import GateRule
 from eval_gates.suites.suite_kind import kind_of
 from recipes.policy import AnySuite
@@ -24,7 +24,7 @@ Answers = Sequence[Answer]
 ArmSide = Literal["baseline", "candidate"]
 
 
-def judge_suite(
+def judge_quality(
     name: str,
     suite: AnySuite,
     rule: GateRule,
@@ -89,7 +89,7 @@ def judge_suite(
         max_gain=suite.max_gain,
         unit="clusters" if suite.cluster_by else "questions",
     )
-    decision = decide(finding, scores)
+    judged = judge_scores(finding, scores)
     bounds = (finding.lower, finding.upper)
     allowed = comparison.threshold
     kept = None
@@ -133,9 +133,9 @@ def judge_suite(
         depths=report_depths(baseline, candidate, kind.depth),
         # Other gates had all turns asked, so their curve is of all.
         groups=kind.groups(*(asked if kind.asks_baseline_twice else (baseline, candidate))),
-        verdict=decision.verdict,
-        reason=f"{_describe_scores(scores, n, nats)}; {decision.reason}",
-        suspicious=decision.suspicious,
+        verdict=judged.verdict,
+        reason=f"{_describe_scores(scores, n, nats)}; {judged.reason}",
+        suspicious=judged.suspicious,
     )
 
 
@@ -202,29 +202,3 @@ def floor_of(
     pairs = zip(first[:asked], again[:asked], strict=True)
     flips = sum(one.score != other.score for one, other in pairs)
     return NoiseFloor(n=asked, flips=flips, side=side)
-
-
-def overall(gates: Sequence[GateResult]) -> tuple[Verdict, str, float]:
-    """Return verdict, reason and p-value; ValueError without quality gates.
-
-    The p-value is the critical gates' largest: several gates need no correction (intersection-union
-    test; Berger 1982, Technometrics 24:295-300).
-    """
-    suites = [gate for gate in gates if isinstance(gate, QualityResult)]
-    if not suites:
-        raise ValueError("no gates: nothing was shown")
-    failed = [gate.shortfall for gate in gates if gate.blocks and gate.verdict == "fail"]
-    undecided = [gate.name for gate in gates if gate.blocks and gate.verdict == "undecided"]
-    # Speed alone shows nothing: a critical suite must have passed.
-    critical = any(suite.tier == "critical" for suite in suites)
-    p_values = [gate.p_value for gate in gates if gate.tier == "critical" and critical]
-    p_value = max((value for value in p_values if value is not None), default=1.0)
-    if failed:
-        return "fail", f"failed on {', '.join(failed)}", p_value
-    if undecided:
-        return "undecided", f"{', '.join(undecided)} could not be decided", p_value
-    if others := not_shown(gates):
-        return "pass", f"passed on {passed_on(gates)}; {others}", p_value
-    deciding = sum(gate.decides for gate in gates)
-    words = f"all {deciding} gates" if deciding > 1 else "the gate"
-    return "pass", f"{words} passed", p_value

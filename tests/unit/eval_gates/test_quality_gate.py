@@ -18,9 +18,9 @@ from kept_answers import (
     recovery,
 )
 
+from eval_gates.quality_gate import nats_lost
 from eval_gates.quality_result import AnswerLengths, NoiseFloor
 from eval_gates.rows import COUNTS
-from eval_gates.verdicts import nats_lost
 
 
 class TestPairing:

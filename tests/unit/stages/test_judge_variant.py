@@ -10,7 +10,7 @@ from sample_reports import gate_report, speed_gate_report
 from eval_gates.gate_result import Tier, Verdict
 from eval_gates.quality_result import QualityResult
 from eval_gates.speed.report import SpeedGateResult
-from eval_gates.verdicts import overall
+from pipeline.stages.verdict import judge_variant
 
 LOST = "{} (-0.1 points; at most 1 may be lost)"
 
@@ -25,7 +25,7 @@ def fast(verdict: Verdict, tier: Tier = "critical", p_value: float = 0.01) -> li
     return [speed_gate_report(verdict=verdict, tier=tier, p_value=p_value)]
 
 
-class TestOverall:
+class TestVariant:
     @pytest.mark.parametrize(
         ("mmlu", "rouge", "tier", "words"),
         [
@@ -54,7 +54,10 @@ class TestOverall:
     def test_the_reason_names_the_gates(
         self, mmlu: Verdict, rouge: Verdict, tier: Tier, words: str
     ) -> None:
-        assert overall([gate("mmlu", mmlu), gate("rouge", rouge, tier), *fast("pass")])[1] == words
+        assert (
+            judge_variant([gate("mmlu", mmlu), gate("rouge", rouge, tier), *fast("pass")])[1]
+            == words
+        )
 
     def test_the_p_value_is_the_largest_of_the_critical_gates(self) -> None:
         gates = [
@@ -63,9 +66,9 @@ class TestOverall:
             gate("humaneval", "undecided", "supporting", 0.6),
             gate("bleu", "fail", "advisory", 1.0),
         ]
-        assert overall([*gates, *fast("pass")])[2] == 0.03
-        assert overall([*gates, *fast("pass", p_value=0.04)])[2] == 0.04
-        assert overall([*gates, *fast("fail", "advisory", p_value=0.04)])[2] == 0.03
+        assert judge_variant([*gates, *fast("pass")])[2] == 0.03
+        assert judge_variant([*gates, *fast("pass", p_value=0.04)])[2] == 0.04
+        assert judge_variant([*gates, *fast("fail", "advisory", p_value=0.04)])[2] == 0.03
 
     @pytest.mark.parametrize(
         ("verdict", "tier"),
@@ -75,24 +78,24 @@ class TestOverall:
         humaneval = gate_report(
             name="humaneval", verdict=verdict, tier=tier, estimate=-0.3125, threshold=-0.25
         )
-        result, reason, _ = overall([gate("quiz", "pass"), humaneval])
+        result, reason, _ = judge_variant([gate("quiz", "pass"), humaneval])
         assert result == "pass"
         assert "passed on quiz;" in reason
         assert "humaneval (-31.2 points; at most 25 may be lost)" in reason
 
     def test_an_undecided_supporting_gate_holds_if_the_policy_says_so(self) -> None:
         held = gate("rouge", "undecided", "supporting").model_copy(update={"holds": True})
-        assert overall([gate("mmlu", "pass"), held])[0] == "undecided"
+        assert judge_variant([gate("mmlu", "pass"), held])[0] == "undecided"
         passed = gate("rouge", "pass", "supporting").model_copy(update={"holds": True})
-        assert overall([gate("mmlu", "pass"), passed])[0] == "pass"
+        assert judge_variant([gate("mmlu", "pass"), passed])[0] == "pass"
 
     def test_nothing_critical_shows_nothing(self) -> None:
-        assert overall([gate("mmlu", "pass", "supporting", 0.001), *fast("pass")])[2] == 1.0
+        assert judge_variant([gate("mmlu", "pass", "supporting", 0.001), *fast("pass")])[2] == 1.0
 
     @pytest.mark.parametrize("speed", [[], fast("pass")])
     def test_no_gate_is_no_pass(self, speed: list[SpeedGateResult]) -> None:
         with pytest.raises(ValueError, match="gate"):
-            overall(speed)
+            judge_variant(speed)
 
     @given(
         st.lists(
@@ -106,10 +109,10 @@ class TestOverall:
     )
     def test_laws(self, facts: list[tuple[Verdict, Tier]]) -> None:
         gates = [gate(f"suite-{n}", *fact) for n, fact in enumerate(facts)]
-        verdict, reason, _ = overall(gates)
+        verdict, reason, _ = judge_variant(gates)
         assert any(each.blocks for each in gates) == (verdict != "pass")
         speed = [speed_gate for fact in facts for speed_gate in fast(*fact)]
-        assert overall([gate("mmlu", "pass"), *speed])[0] == verdict
+        assert judge_variant([gate("mmlu", "pass"), *speed])[0] == verdict
         blocks = ("fail", "critical") in facts or ("fail", "supporting") in facts
         opens = ("undecided", "critical") in facts
         assert verdict == ("fail" if blocks else "undecided" if opens else "pass")

@@ -1,4 +1,4 @@
-"""Verdict of a gate from the last look's finding.
+"""Verdict of a suite's gate from the last look's finding.
 
 Null hypothesis: the candidate is worse by the margin or more.
 """
@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
+from eval_gates.gate_result import Verdict
 from eval_gates.statistics.assay_sensitivity import ChanceKind, SensitivityCheck
 from eval_gates.statistics.looks import Finding, min_unchanged_values
-
-Verdict = Literal["pass", "fail", "undecided"]
 
 MAX_CUT_OFF = 0.05  # of the baseline's answers
 _MAX_QUESTIONS = 1_000_000  # no benchmark has as many
@@ -42,7 +40,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Decision:
+class QualityVerdict:
     """Verdict, its reason, and whether a gain is implausible, and shown."""
 
     verdict: Verdict
@@ -50,7 +48,7 @@ class Decision:
     suspicious: bool = False
 
 
-def decide(finding: Finding, scores: Scores) -> Decision:
+def judge_scores(finding: Finding, scores: Scores) -> QualityVerdict:
     """Return the verdict that a finding allows.
 
     `pass` needs a sensitive gate, and answers that fit their own questions better than others. A
@@ -110,7 +108,7 @@ def decide(finding: Finding, scores: Scores) -> Decision:
             f" {_points(largest)}: check that both are prompted in the same way and that nothing"
             " else made the baseline worse; if the gain is real, raise 'max_gain' of the suite"
         )
-    return Decision(verdict, reason, suspicious)
+    return QualityVerdict(verdict, reason, suspicious)
 
 
 def _describe(finding: Finding, margin: str, unit: str) -> str:
