@@ -288,15 +288,15 @@ class MlflowStore:
             self._check_revision(str(revision[0]))
         self._is_checked = True
 
-    def _check_revision(self, found: str) -> None:
+    def _check_revision(self, revision: str) -> None:
         """Refuse a file that another MLflow made, which could not be written."""
         known, newest = mlflow_revisions()
-        if not newest or found == newest:
+        if not newest or revision == newest:
             return
-        is_older = found in known
+        is_older = revision in known
         raise RegistryError(
             f"the registry was made by {'an older' if is_older else 'another'} MLflow: its schema "
-            f"is {found[:40]}, and the one of MLflow here is {newest}",
+            f"is {revision[:40]}, and the one of MLflow here is {newest}",
             where=self.uri,
             hint=f"copy the file, then run `mlflow db upgrade '{self.uri}'`"
             if is_older

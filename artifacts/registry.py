@@ -362,9 +362,9 @@ class Registry:
         self._store.set_model_tag(name, tag, move.model_dump_json())
         return move
 
-    def _parse(self, name: str, found: StoredModel) -> Registered:
+    def _parse(self, name: str, stored: StoredModel) -> Registered:
         notes = []
-        for tag, text in found.tags.items():
+        for tag, text in stored.tags.items():
             if not tag.startswith(MOVE_TAG):
                 continue
             try:
@@ -375,7 +375,7 @@ class Registry:
                     where=f"{self.uri}, model {name}, tag {tag}",
                     hint="a user changed it; delete that tag to leave the entry out",
                 ) from error
-        for number, _, _ in found.versions:
+        for number, _, _ in stored.versions:
             if not _NUMBER.fullmatch(number):
                 raise RegistryError(
                     f"a version of '{name}' has no number: {number[:40]!r}",
@@ -386,14 +386,16 @@ class Registry:
             Version(
                 name=name,
                 version=number,
-                aliases=tuple(sorted(a for a, v in found.aliases.items() if v == number)),
+                aliases=tuple(sorted(a for a, v in stored.aliases.items() if v == number)),
                 source=source,
                 tags=tags,
             )
-            for number, source, tags in sorted(found.versions, key=lambda each: -int(each[0]))
+            for number, source, tags in sorted(
+                stored.versions, key=lambda version: -int(version[0])
+            )
         ]
-        notes.sort(key=lambda each: (each[1].number, each[1].when))
-        return Registered(found.aliases, tuple(versions), tuple(notes))
+        notes.sort(key=lambda note: (note[1].number, note[1].when))
+        return Registered(stored.aliases, tuple(versions), tuple(notes))
 
 
 def who_am_i() -> str:

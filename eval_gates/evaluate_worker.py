@@ -68,28 +68,30 @@ def ask_first_row(sides: Sequence[dict[str, Any]], progress: Progress) -> None:
         baseline = {question.id: Answer(question.id, "", 0.0, own=reply.own)}
 
 
-def compare_prompts(each: dict[str, Any]) -> None:
+def compare_prompts(asking: dict[str, Any]) -> None:
     """Compare the prompts of recorded answers with those of a suite now; nothing is asked.
 
     StageError: the first that differs. A suite whose prompts the server renders is compared by its
     first question.
     """
-    suite = OpenSuite(each["suite"], Path(each["questions"]))
-    recorded = read_answers(Path(each["recorded"]).parent)
+    suite = OpenSuite(asking["suite"], Path(asking["questions"]))
+    recorded = read_answers(Path(asking["recorded"]).parent)
     if suite.reads_baseline:
         return
     tokenizer = None
-    if not each["by_chat"]:
-        arguments = each["suite"].get("chat_template_kwargs") or {}
-        tokenizer = Tokenizer.load(each["tokenizer"], arguments, trust=each["trust_remote_code"])
-    client = Client(each["url"], each["model"], suite.settings, tokenizer=tokenizer)
+    if not asking["by_chat"]:
+        arguments = asking["suite"].get("chat_template_kwargs") or {}
+        tokenizer = Tokenizer.load(
+            asking["tokenizer"], arguments, trust=asking["trust_remote_code"]
+        )
+    client = Client(asking["url"], asking["model"], suite.settings, tokenizer=tokenizer)
     asked = suite.render(range(len(recorded)), template_of(client))
     for question, answer in zip(asked, recorded, strict=True):
         if (question.id, digest(question)) != (answer.id, answer.prompt_sha256):
             raise StageError(
-                f"the prompts of the suite '{each['name']}' are not those of the recorded answers: "
-                f"the first that differs is question {answer.id}",
-                where=str(each["tokenizer"] or "the suite's code"),
+                f"the prompts of the suite '{asking['name']}' are not those of the recorded "
+                f"answers: the first that differs is question {answer.id}",
+                where=str(asking["tokenizer"] or "the suite's code"),
                 hint="the recorded answers are to another chat template, tokenizer or version of "
                 "the suite's code: name the earlier tokenizer's folder, or gate two living "
                 "endpoints",

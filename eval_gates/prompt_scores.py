@@ -138,7 +138,7 @@ def _scored(place: Any, token: int) -> ScoredToken:
     if any(math.isnan(value) or value > _MAX_LOGPROB for value in logprobs.values()):
         raise BrokenNumbersError("its log-probabilities are not numbers: the model is broken")
     best, second, *_ = [*sorted(logprobs.values(), reverse=True), -math.inf]
-    first = max(logprobs, key=lambda each: (logprobs[each], each == token))
+    first = max(logprobs, key=lambda candidate: (logprobs[candidate], candidate == token))
     text, choice = (_text(place.get(str(candidate))) for candidate in (token, first))
     return ScoredToken(own, own >= best, best - second, text, choice)
 

@@ -117,7 +117,7 @@ def read_scored(body: Any, prompt: int, begin: int) -> tuple[float, bool]:
 
 
 def finish(
-    found: Reply,
+    reply: Reply,
     reasoning: str,
     stops: Sequence[str],
     thinking: ThoughtMarkers | None,
@@ -130,10 +130,10 @@ def finish(
     The server has applied `stops` unless the model thinks. `has_begun`: the prompt ends within a
     thought.
     """
-    text = found.text
+    text = reply.text
     is_unclosed = False
     if reasoning:
-        is_unclosed = found.is_truncated and not text and not found.calls
+        is_unclosed = reply.is_truncated and not text and not reply.calls
         if thinking is not None and thinking.keep:
             text = f"{thinking.start}{reasoning}{thinking.end}{text}"
     elif thinking is not None:
@@ -144,13 +144,13 @@ def finish(
             text = text.replace(token, "")
         text = cut_at(text.lstrip(), stops)
     text, forms = clean(text, takes_thoughts=thinking is not None)
-    is_thought = bool(reasoning) and not found.text.strip() and not found.calls
+    is_thought = bool(reasoning) and not reply.text.strip() and not reply.calls
     return replace(
-        found,
+        reply,
         text=text,
         is_unclosed=is_unclosed,
         is_thought=is_thought,
-        forms=(*found.forms, *forms),
+        forms=(*reply.forms, *forms),
     )
 
 

@@ -61,7 +61,7 @@ def check_server_tokens(
         return
     read = dict(zip(texts, ids, strict=True))
     shown = {tuple(tokens): text for tokens, text in zip(ids, written, strict=True)}
-    server = TokenReader("the model server", read.__getitem__, lambda each: shown[tuple(each)])
+    server = TokenReader("the model server", read.__getitem__, lambda ids: shown[tuple(ids)])
     if fault := find_difference(ours, server, marks):
         place = f"{spec['tokenizer']}/{TOKENIZER_CONFIG}, key tokenizer_class"
         raise StageError(

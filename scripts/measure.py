@@ -23,7 +23,7 @@ CEILINGS = {
     "tuple_assignments": 0,
     "files_in_a_folder": 27,
     "class_names_with_two_meanings": 0,
-    "names_without_a_meaning": 25,
+    "names_without_a_meaning": 3,
 }
 """The goals are 260,000 tokens, 9 own names per file and 390 classes."""
 SAY_NOTHING = ("found", "each")

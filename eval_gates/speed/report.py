@@ -220,24 +220,24 @@ def describe_gate(rule: SpeedRule, workload: str, at: str = "", load: str = "") 
     return f"{traffic}: {least} {starts}{broken}"
 
 
-def _describe(rule: SpeedRule, found: SpeedFinding, gate: str) -> Iterator[str]:
-    if found.state == "invalid":
-        yield f"the measurement shows nothing: {found.why}"
+def _describe(rule: SpeedRule, finding: SpeedFinding, gate: str) -> Iterator[str]:
+    if finding.state == "invalid":
+        yield f"the measurement shows nothing: {finding.why}"
         yield f"fix the cause and measure again with `prepare model --remeasure {gate}`"
-    elif found.estimate is None or found.interval is None:
-        yield found.why
+    elif finding.estimate is None or finding.interval is None:
+        yield finding.why
     else:
         what = "of the baseline's output tokens/s"
         if rule.kind == "slo":
             what = "is the tightest limit over its time"
-        low, high = found.interval
-        yield f"{found.estimate:.3f} {what}, 95 % interval {low:.3f} to {high:.3f}"
-        bound = "upper" if found.state == "fail" else "lower"
-        value = found.upper if found.state == "fail" else found.lower
+        low, high = finding.interval
+        yield f"{finding.estimate:.3f} {what}, 95 % interval {low:.3f} to {high:.3f}"
+        bound = "upper" if finding.state == "fail" else "lower"
+        value = finding.upper if finding.state == "fail" else finding.lower
         starts = f", {OF_THESE_STARTS}" * (rule.starts == "once")
-        yield f"{bound} bound {value:.3f} from {found.quiet} {rule.unit}{starts}"
-        if found.why:
-            yield found.why
+        yield f"{bound} bound {value:.3f} from {finding.quiet} {rule.unit}{starts}"
+        if finding.why:
+            yield finding.why
 
 
 def _summarize_load(load: LoadRun, within: bool | None, *, counts: bool) -> LoadSummary:

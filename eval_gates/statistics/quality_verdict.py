@@ -73,7 +73,7 @@ def judge_scores(finding: Finding, scores: Scores) -> QualityVerdict:
         verdict = "fail"
         reason = _describe(finding, f"not inside {comparison.words}", unit)
     elif insensitive:
-        worst = max(insensitive, key=lambda each: each.score)
+        worst = max(insensitive, key=lambda check: check.score)
         reason = (
             f"the gate is insensitive: {comparison.words} is not shown to end above"
             f" {_CHANCE_SCORES[worst.kind]} ({worst.score:.1%}), as the baseline scores"

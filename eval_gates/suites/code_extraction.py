@@ -79,16 +79,16 @@ def extract_code(
     return unescaped if _is_better(unescaped, extracted) else extracted
 
 
-def _is_better(unescaped: ExtractedCode, found: ExtractedCode) -> bool:
+def _is_better(unescaped: ExtractedCode, plain: ExtractedCode) -> bool:
     """Return whether only the unescaped code is a program, or it has more lines of it."""
     if not unescaped.is_found or not _parses(unescaped.code):
         return False
-    if not found.is_found or not _parses(found.code):
+    if not plain.is_found or not _parses(plain.code):
         return True
     # `x &lt; 5` is Python: a name `lt`, and the next statement.
-    if _missing_names(found.code) & _ENTITY_NAMES:
+    if _missing_names(plain.code) & _ENTITY_NAMES:
         return True
-    return unescaped.code.count("\n") > found.code.count("\n")
+    return unescaped.code.count("\n") > plain.code.count("\n")
 
 
 def _extract(completion: str, problem_prompt: str, entry_point: str, form: str) -> ExtractedCode:

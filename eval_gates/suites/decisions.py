@@ -268,7 +268,7 @@ class Decisions(SuiteKind[DecisionsTask]):
         names = {row.group for row in baseline} - {AS_LOGGED}
         if not names:
             return []
-        order = [AS_LOGGED, *sorted(names, key=lambda each: (len(each), each))]
+        order = [AS_LOGGED, *sorted(names, key=lambda name: (len(name), name))]
         return report_groups(baseline, candidate, lambda row: row.group, order)
 
 

@@ -86,15 +86,15 @@ def describe(python: Path, modules: Sequence[str] = ()) -> Interpreter:
     return interpreter.model_copy(update={"versions": versions})
 
 
-def fault_of(found: Interpreter, definition: EnvironmentDefinition) -> str:
+def fault_of(interpreter: Interpreter, definition: EnvironmentDefinition) -> str:
     """Return what an interpreter lacks for an environment, or ''."""
-    if found.missing:
-        tops = sorted({name.partition(".")[0] for name in found.missing})
-        has = [f"{top} {found.versions[top]}" for top in tops if top in found.versions]
-        lacks = f"lacks {', '.join(found.missing)}"
+    if interpreter.missing:
+        tops = sorted({name.partition(".")[0] for name in interpreter.missing})
+        has = [f"{top} {interpreter.versions[top]}" for top in tops if top in interpreter.versions]
+        lacks = f"lacks {', '.join(interpreter.missing)}"
         other = f"has {', '.join(has)}, another version than this prepare uses: it "
         return (other if has else "") + lacks
-    if definition.needs_cuda_torch and found.cuda is None:
+    if definition.needs_cuda_torch and interpreter.cuda is None:
         return "lacks a torch that is built for CUDA (torch.version.cuda is None)"
     return ""
 

@@ -52,7 +52,7 @@ class ModelPlanner:
     """
 
     choices: Choice
-    found: Located
+    located: Located
     identities: Mapping[str, str]
     sources: SourceResolver
     store: Path
@@ -64,7 +64,7 @@ class ModelPlanner:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        return self.found.source
+        return self.located.source
 
     @property
     def profile(self) -> ServingProfile:
@@ -102,7 +102,7 @@ class ModelPlanner:
     def _arm(self, recipe: Recipe) -> Arm:
         is_baseline = recipe.family == "baseline"
         profile = self.profile if is_baseline else self.choices.profile_of(recipe)
-        drafter = self.found.draft
+        drafter = self.located.draft
         draft = drafter.digest if drafter and not is_baseline else None
         arguments = ServingArguments.of(profile, is_baseline=is_baseline, draft=draft)
         stages = {}
@@ -125,7 +125,7 @@ class ModelPlanner:
         )
 
     def _as_applied(self, profile: ServingProfile) -> ServingProfile:
-        return profile.as_applied(self.found.draft.digest if self.found.draft else None)
+        return profile.as_applied(self.located.draft.digest if self.located.draft else None)
 
     def _made_by(self, recipe: Recipe) -> dict[str, StageSpec]:
         source = self.checkpoint.recipe_source
@@ -135,7 +135,7 @@ class ModelPlanner:
                 source.tensors, source.config, quantization.ignore, fp8=quantization.is_fp8
             )
             quantization = quantization.model_copy(update={"ignore": ignored})
-        if checkpoint := self.found.adopted.get(recipe.name):
+        if checkpoint := self.located.adopted.get(recipe.name):
             weights = adopt_stage(recipe, self.checkpoint.digest, checkpoint, self.store)
         else:
             made = self.made.get(recipe.name)
@@ -242,7 +242,7 @@ def served_arm(
 
 def make_plan(
     choices: Choice,
-    found: Located,
+    located: Located,
     settings: Settings,
     sources: SourceResolver,
     run: str = "",
@@ -261,12 +261,12 @@ def make_plan(
             where="--recipe",
             hint="name the recipe's file that a run wrote",
         )
-    if found.adopted:
-        adopted = with_facts(choices.adopted, found.adopted)
+    if located.adopted:
+        adopted = with_facts(choices.adopted, located.adopted)
         known = {variant.recipe.name: variant.recipe for variant in adopted}
         recipes = tuple(known.get(recipe.name, recipe) for recipe in choices.recipes)
         choices = replace(choices, recipes=recipes)
-    planner = make_planner(choices, found, settings, sources)
+    planner = make_planner(choices, located, settings, sources)
     plan = replace(planner, run=run, sizes=sizes or {}).plan()
     if run:
         AttemptLedger(settings.open_store()).check_allowed(plan.trial)
@@ -274,13 +274,13 @@ def make_plan(
 
 
 def make_planner(
-    choices: Choice, found: Located, settings: Settings, sources: SourceResolver
+    choices: Choice, located: Located, settings: Settings, sources: SourceResolver
 ) -> ModelPlanner:
     """Return the planner of these options."""
-    checkpoint = found.source
+    checkpoint = located.source
     accelerator = Accelerator(choices.profile.accelerator)
     policy = resolve_generation(choices.policy, checkpoint.generation)
     fitted = with_lengths(policy, max_length_of(choices.profile, checkpoint), sources.note)
     identities = {name: identity(name, accelerator, settings) for name in choices.environments}
     choices = replace(choices, policy=fitted)
-    return ModelPlanner(choices, found, identities, sources, settings.store)
+    return ModelPlanner(choices, located, identities, sources, settings.store)

@@ -117,7 +117,7 @@ def find_missing_matrix(source: Checkpoint) -> str:
     if not stacks:
         return ""
     promised = decoder_layers(config)
-    stack, layers = max(stacks.items(), key=lambda each: sum(map(len, each[1].values())))
+    stack, layers = max(stacks.items(), key=lambda stack: sum(map(len, stack[1].values())))
     layers = {number: names for number, names in layers.items() if number < promised}
     if len(layers) < 3:
         return ""

@@ -434,10 +434,10 @@ def divisors(gpus: int) -> list[int]:
     return [number for number in range(1, gpus + 1) if gpus % number == 0]
 
 
-def _served(each: VariantTensor) -> int:
-    if not each.quantized and each.tensor.dtype in ("F32", "F64"):
-        return 2 * each.tensor.elements
-    return each.bytes
+def _served(tensor: VariantTensor) -> int:
+    if not tensor.quantized and tensor.tensor.dtype in ("F32", "F64"):
+        return 2 * tensor.tensor.elements
+    return tensor.bytes
 
 
 def _block_of_source(config: dict[str, Any]) -> int | None:

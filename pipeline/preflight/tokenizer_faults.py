@@ -121,7 +121,7 @@ def _reading_faults(
     folder: Path, environments: Sequence[EnvironmentStatus], marker: Path
 ) -> Iterator[PrepareError]:
     """Ask the smallest of the environments, and note in `marker` that it read rightly."""
-    asked = min(environments, key=lambda each: each.size_bytes)
+    asked = min(environments, key=lambda environment: environment.size_bytes)
     is_ours = asked.state is EnvironmentState.READY
     python = interpreter_path(asked.path) if is_ours else asked.path
     with TemporaryDirectory(prefix="prepare-tokens-") as made:

@@ -75,18 +75,18 @@ def _is_stored_quantized(
 
 
 def _check_targets(
-    formats: StoredFormats, ignore: list[str], found: WeightComparison, where: str
+    formats: StoredFormats, ignore: list[str], comparison: WeightComparison, where: str
 ) -> None:
     """Check that exactly the layers in config.json are quantized.
 
     A 16-bit layer counts only if others of its name are quantized, or if it is always linear.
     """
     targets = formats.expressions
-    quantized = list(found.layers)
+    quantized = list(comparison.layers)
     kinds = {name.rpartition(".")[2] for name in quantized}.union(ALWAYS_LINEAR, *SIBLINGS)
     plain = [
         name.removesuffix(".weight")
-        for name in found.kept
+        for name in comparison.kept
         if name.removesuffix(".weight").rpartition(".")[2] in kinds and not is_head(name)
     ]
 

@@ -305,9 +305,12 @@ def check_smaller(source: Path, variant: Path) -> int:
 
 
 def compare_numbers(
-    found: VerificationResult, comparison: WeightComparison, recipe: Quantization, compare: Compare
+    verification: VerificationResult,
+    comparison: WeightComparison,
+    recipe: Quantization,
+    compare: Compare,
 ) -> None:
-    """Compare all numbers; complete `found`.
+    """Compare all numbers; complete `verification`.
 
     VerificationError: for the first defect.
     """
@@ -316,39 +319,39 @@ def compare_numbers(
     for layer in findings["layers"]:
         form = forms[layer["name"]]
         floor = recipe.floor_of(layer["name"], form)
-        found.layers.append(LayerCheck(format=str(form), floor_db=floor, **layer))
-    found.altered = findings["altered"]
-    found.outputs = findings["outputs"]
+        verification.layers.append(LayerCheck(format=str(form), floor_db=floor, **layer))
+    verification.altered = findings["altered"]
+    verification.outputs = findings["outputs"]
     unread = [form for form in forms.values() if not has_numbers(form)]
-    if findings["rescaled"] and found.outputs is None and found.layers:
-        found.not_compared = (
+    if findings["rescaled"] and verification.outputs is None and verification.layers:
+        verification.not_compared = (
             "columns were rescaled, and no library here converts "
-            f"{forms[found.layers[0].name]} to 16 bits"
+            f"{forms[verification.layers[0].name]} to 16 bits"
         )
     elif unread:
-        found.not_compared = f"no library here dequantizes {unread[0]}"
-    if found.not_compared:
-        found.notes.append(
-            f"the numbers of {len(unread) or len(found.layers)} layers are not compared with the "
-            f"source's: {found.not_compared}; the gates decide"
+        verification.not_compared = f"no library here dequantizes {unread[0]}"
+    if verification.not_compared:
+        verification.notes.append(
+            f"the numbers of {len(unread) or len(verification.layers)} layers are not compared "
+            f"with the source's: {verification.not_compared}; the gates decide"
         )
     if not findings["rescaled"]:
-        _judge_layers(found, recipe, comparison.variant)
-    if found.median_db is not None and {form.name for form in forms.values()} == {PLAIN}:
-        found.notes.append(WIDE_NOTE)
+        _judge_layers(verification, recipe, comparison.variant)
+    if verification.median_db is not None and {form.name for form in forms.values()} == {PLAIN}:
+        verification.notes.append(WIDE_NOTE)
 
 
-def _judge_layers(found: VerificationResult, recipe: Quantization, where: str) -> None:
+def _judge_layers(verification: VerificationResult, recipe: Quantization, where: str) -> None:
     """Compare layers with their floors; find damaged pieces."""
     lossy = sorted(
         (layer.sqnr_db - layer.floor_db, layer.name, layer)
-        for layer in found.layers
+        for layer in verification.layers
         if layer.sqnr_db is not None
     )
     if lossy:
         _, _, worst = lossy[0]
-        found.floor_db = min(layer.floor_db for layer in found.layers)
-        found.median_db = statistics.median(layer.sqnr_db or 0.0 for _, _, layer in lossy)
+        verification.floor_db = min(layer.floor_db for layer in verification.layers)
+        verification.median_db = statistics.median(layer.sqnr_db or 0.0 for _, _, layer in lossy)
         alike = [layer for _, _, layer in lossy if layer.floor_db == worst.floor_db]
         middle = statistics.median(layer.sqnr_db or 0.0 for layer in alike)
         told = f"the median of {len(alike)} layers is {middle:.1f} dB"
@@ -363,8 +366,8 @@ def _judge_layers(found: VerificationResult, recipe: Quantization, where: str) -
                 "written; otherwise use more calibration data, or ignore the layer",
             )
         named = f"{worst.name} with {worst.sqnr_db:.1f} dB (floor {worst.floor_db:.0f})"
-        found.notes.append(f"SQNR of the weights: {told}; the worst is {named}")
-    for layer in found.layers:
+        verification.notes.append(f"SQNR of the weights: {told}; the worst is {named}")
+    for layer in verification.layers:
         beyond = layer.most_in_a_column > MAX_ROW_FRACTION * layer.rows
         if layer.count and (beyond or recipe.rounding != "compensated"):
             row, column = layer.damaged[0]
