@@ -353,7 +353,7 @@ class Policy(ConfigModel):
     @classmethod
     def _names_are_free(cls, suites: dict[str, AnySuite]) -> dict[str, AnySuite]:
         for name in suites:
-            if name in RESERVED_SUITE_NAMES or name.startswith(("speed.", "cost.")):
+            if name in RESERVED_SUITE_NAMES or name.startswith(("speed.", "cost.", "again.")):
                 raise ValueError(f"'{name}' cannot name a suite: a stage or gate has this name")
         return suites
 

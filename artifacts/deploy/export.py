@@ -30,7 +30,7 @@ from pipeline.environments.definition import (
 )
 from pipeline.environments.settings import Settings
 from pipeline.serving.served_model import SERVED_NAME
-from pipeline.stages.speed import ROLE
+from pipeline.stages import speed_role
 from prepare.errors import StoreError, UsageError, raise_as
 from prepare.escape import one_line
 from prepare.own_command import own_command
@@ -215,7 +215,7 @@ def certified_by(past: RegisteredVersion) -> Certified:
     concurrencies = []
     hit_rates = []
     for report in past.bundle.variant.speed:
-        measured = past.judged.speed.get(ROLE + report.gate)
+        measured = past.judged.speed.get(speed_role(report.gate))
         if measured is None or report.verdict != "pass" or measured.parameters.rule.kind != "slo":
             continue
         rule = measured.parameters.rule

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from artifacts.evidence.differences import UNREADABLE, find_differing_values
 from artifacts.evidence.recorded_loads import find_draw_mismatches
-from pipeline.stages import newest_revision
+from pipeline.stages import answers_role, newest_revision, questions_role
 from pipeline.stages.evidence import FILES, Evidence, place_of
 from pipeline.stages.judge import judge_evidence
 from pipeline.stages.packed import open_archive
@@ -133,7 +133,7 @@ def check_archive(
         if evidence is not None and read_stages(evidence, problems, is_bundle=False):
             judge_again(evidence, problems)
             for name in evidence.judge.parameters.policy.suites:
-                evidence.questions(f"questions.{name}")
+                evidence.questions(questions_role(name))
             facts = facts_of(parameters, store)
     except UNREADABLE as error:
         problems.append(f"the verdict cannot be computed: {error}")
@@ -168,9 +168,9 @@ def _find_other_record(evidence: Evidence) -> Iterator[str]:
     if policy.model_dump() != evidence.judge.parameters.policy.model_dump():
         yield f"{RECORDED.name}: the policy is not that of its evidence"
     for name in policy.suites:
-        asked = recorded.record(f"{parameters.side}.{name}")
-        recalled = evidence.typed(RECALL, f"baseline.{name}")
+        asked = recorded.record(answers_role(parameters.side, name))
+        recalled = evidence.typed(RECALL, answers_role("baseline", name))
         if (recalled.parameters.evaluate, recalled.record.result) != (asked.key, asked.result):
             yield f"baseline.{name}: its answers are not those of the recorded arm's evidence"
-        if recorded.references[f"questions.{name}"] != evidence.references[f"questions.{name}"]:
+        if recorded.references[questions_role(name)] != evidence.references[questions_role(name)]:
             yield f"questions.{name}: they are not those of the recorded arm's evidence"

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from artifacts.run_record import RunReport
 from eval_gates.rows import Answer, Question
+from pipeline.stages import answers_role, questions_role
 from pipeline.stages.evaluate import EVALUATE, EvaluateParameters, EvaluateResult
 from pipeline.stages.evidence import Evidence
 from pipeline.stages.verdict import JUDGE
@@ -83,14 +84,14 @@ class ReportedRun:
             return None
         evidence = Evidence(self.store, judge.record.inputs, judge.record)
         with_texts = self.with_conversations
-        baseline = evidence.whole_answers(f"baseline.{suite}", with_texts=with_texts)
-        candidate = evidence.whole_answers(f"candidate.{suite}", with_texts=with_texts)
+        baseline = evidence.whole_answers(answers_role("baseline", suite), with_texts=with_texts)
+        candidate = evidence.whole_answers(answers_role("candidate", suite), with_texts=with_texts)
         baseline = baseline[: len(candidate)]
         if [row.id for row in baseline] != [row.id for row in candidate]:
             raise ValueError("they are not to the same questions")
         questions = self._read(
             f"the questions of {suite}",
-            lambda: evidence.whole_questions(f"questions.{suite}", with_texts=with_texts),
+            lambda: evidence.whole_questions(questions_role(suite), with_texts=with_texts),
         )
         return PairedAnswers(
             baseline, candidate, questions or {}, judge.parameters.policy.suites[suite]
@@ -102,10 +103,10 @@ class ReportedRun:
         """Return a variant's answers by suite."""
         collected = []
         for name, reference in self._finished.get(recipe, {}).items():
-            if reference.stage != EVALUATE.name or name.endswith(" again"):
+            if reference.stage != EVALUATE.name:
                 continue
             record = self.kept(EVALUATE, recipe, name)
-            if record is not None:
+            if record is not None and not record.parameters.is_again:
                 collected.append((name.removeprefix("evaluate "), record))
         return collected
 

@@ -13,10 +13,10 @@ from eval_gates.stopping import gate_rule_of
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.environments.definition import LOAD_GENERATOR
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.plan.plan import Arm, Plan, again_role
+from pipeline.plan.plan import Arm, Plan
 from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_speed_gates, pin_files
 from pipeline.serving.served_model import ServerRuntime
-from pipeline.stages import CHECKED_WEIGHTS, FIRST_TEXTS
+from pipeline.stages import CHECKED_WEIGHTS, FIRST_TEXTS, again_role, questions_role, speed_role
 from pipeline.stages.attempts import AttemptLedger, Counted, Trial, trial_of
 from pipeline.stages.block import BASELINE, BlockParameters, LoadParameters
 from pipeline.stages.evaluate import (
@@ -27,7 +27,7 @@ from pipeline.stages.evaluate import (
 )
 from pipeline.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
 from pipeline.stages.sanity import SANITY
-from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
+from pipeline.stages.speed import SPEED, SpeedParameters, SpeedRuntime
 from prepare.digest import digest_json
 from prepare.errors import UsageError
 from prepare.stage import StageSpec
@@ -80,7 +80,7 @@ class Builder:
             first[name], others = self._numbered(name, spec, baseline, variants, trial)
             for arm, stage in zip(variants, others, strict=True):
                 asked[arm.recipe.name][name] = stage
-        shared = {f"questions.{name}": spec for name, spec in questions.items()}
+        shared = {questions_role(name): spec for name, spec in questions.items()}
         if baseline.recorded is not None:  # taken out of the evidence, before anything is asked
             shared["recorded"] = baseline.stages[FIRST_TEXTS]
             shared |= {f"recall.{name}": spec for name, spec in first.items()}
@@ -167,7 +167,7 @@ class Builder:
             **{n: q.key for n, q in questions.items() if self.policy.suites[n].tier == "critical"},
             # Even another number of blocks is another chance of a lucky pass.
             **{
-                ROLE + c.gate: digest_json([c.name, dump_workload(c)[0], c.rule.model_dump()])
+                speed_role(c.gate): digest_json([c.name, dump_workload(c)[0], c.rule.model_dump()])
                 for c in find_speed_gates(self.policy, self.profile)
                 if tiers[c.gate] == "critical"
             },
@@ -285,7 +285,7 @@ class Builder:
             EvaluateRuntime(
                 tokenizer=str(baseline.folder),
                 environment="evaluate",
-                suite=again_role(name),
+                suite=f"{name} again",
                 concurrency=self._slower(suite),
             ),
             self.store,
@@ -305,7 +305,7 @@ class Builder:
             "rule": None,
             "is_again": True,
         }
-        slower = {"suite": again_role(name), "concurrency": self._slower(suite)}
+        slower = {"suite": f"{name} again", "concurrency": self._slower(suite)}
         return EVALUATE.spec(
             first.variant,
             EVALUATE.parameters_of(first).model_copy(update=again),
@@ -325,7 +325,8 @@ class Builder:
             def load(number: int, speed_gate: SpeedGatePlan = speed_gate) -> list[StageSpec]:
                 return [self._load(speed_gate, speed_gates, arm, baseline, number, trial)]
 
-            (stages[ROLE + speed_gate.gate],) = load(self._number(trial, speed_gate.gate, load))
+            number = self._number(trial, speed_gate.gate, load)
+            (stages[speed_role(speed_gate.gate)],) = load(number)
         return stages
 
     def _measured(self, speed_gate: SpeedGatePlan, number: int) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from eval_gates.speed.rules import SpeedRule
 from pipeline.environments.definition import LOAD_GENERATOR
 from pipeline.plan.plan import MAKING, Arm, Plan
 from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_speed_gates
-from pipeline.stages import CHECKED_WEIGHTS, FIRST_TEXTS
+from pipeline.stages import CHECKED_WEIGHTS, FIRST_TEXTS, speed_role
 from pipeline.stages.block import BlockParameters, LoadParameters
 from pipeline.stages.evaluate import EVALUATE
-from pipeline.stages.speed import ROLE, SPEED, SpeedParameters, SpeedRuntime
+from pipeline.stages.speed import SPEED, SpeedParameters, SpeedRuntime
 from prepare.stage import StageSpec
 from recipes.engines.engine import KV_DTYPE, kv_suffix
 from recipes.policy import Policy
@@ -53,9 +53,9 @@ def screening_stages(plan: Plan, arm: Arm) -> dict[str, StageSpec]:
         Path(asked.store),
     )
     for speed_gate in find_speed_gates(plan.policy, plan.profile, max_length=arm.max_length)[:1]:
-        gate = SPEED.parameters_of(plan.variants[0].stages[ROLE + speed_gate.gate])
+        gate = SPEED.parameters_of(plan.variants[0].stages[speed_role(speed_gate.gate)])
         load = load_stage(arm, speed_gate, gate.environment, gate.machine, loads=1)
-        stages[f"{ROLE}screening"] = load
+        stages[speed_role("screening")] = load
     return stages
 
 

@@ -78,8 +78,3 @@ class Plan:
     def arms(self) -> tuple[Arm, ...]:
         """The baseline, then the variants."""
         return (self.baseline, *self.variants)
-
-
-def again_role(suite: str) -> str:
-    """Return the role of a suite that another start is asked again, whole or in part."""
-    return f"{suite} again"

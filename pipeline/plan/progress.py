@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
-from pipeline.plan.plan import Arm, Plan, again_role
-from pipeline.stages import FIRST_TEXTS, WEIGHTS
+from pipeline.plan.plan import Arm, Plan
+from pipeline.stages import FIRST_TEXTS, WEIGHTS, again_role, answers_role, questions_role
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.recorded import RECORDED
 from pipeline.stages.sanity import SANITY
@@ -79,12 +79,12 @@ class PlanProgress:
             inputs[RECORDED.name] = plan.baseline.stages[FIRST_TEXTS]
         for suite in plan.policy.suites:
             spec = variant.stages[suite]
-            inputs[f"baseline.{suite}"] = spec.inputs["baseline"]
-            inputs[f"candidate.{suite}"] = spec
-            inputs[f"questions.{suite}"] = spec.inputs["questions"]
+            inputs[answers_role("baseline", suite)] = spec.inputs["baseline"]
+            inputs[answers_role("candidate", suite)] = spec
+            inputs[questions_role(suite)] = spec.inputs["questions"]
             twice = plan.baseline if plan.baseline.recorded is None else variant
             if again_role(suite) in twice.stages:
-                inputs[f"again.{suite}"] = twice.stages[again_role(suite)]
+                inputs[again_role(suite)] = twice.stages[again_role(suite)]
         return JUDGE.spec(
             variant.recipe.name,
             JudgeParameters(

@@ -24,6 +24,7 @@ from eval_gates.clusters import group_by_cluster
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.environments.settings import Settings
 from pipeline.plan.data_sources import SourceResolver
+from pipeline.stages import answers_role, questions_role
 from pipeline.stages.evaluate import EVALUATE, TEXTS
 from pipeline.stages.evidence import Evidence
 from pipeline.stages.packed import files_of, open_archive, pack
@@ -83,16 +84,17 @@ class RecordedArm:
 
     def asked(self, suite: str) -> StageRecord:
         """Return the record of a suite's answers."""
-        return self.evidence.record(f"{self.parameters.side}.{suite}")
+        return self.evidence.record(answers_role(self.parameters.side, suite))
 
     def answered(self, suite: str) -> int:
         """Return the number of a suite's recorded answers."""
-        return len(self.evidence.answers(f"{self.parameters.side}.{suite}"))
+        return len(self.evidence.answers(answers_role(self.parameters.side, suite)))
 
     def counts(self) -> dict[str, int | None]:
         """Return the answered questions, or clusters, by suite: no look goes further."""
+        side = self.parameters.side
         return {
-            name: len(group_by_cluster(self.evidence.answers(f"{self.parameters.side}.{name}")))
+            name: len(group_by_cluster(self.evidence.answers(answers_role(side, name))))
             for name in self.policy.suites
         }
 
@@ -135,7 +137,7 @@ class RecordedArm:
         self, name: str, store: Store, sources: SourceResolver
     ) -> QuestionsRuntime | None:
         """Return where the recorded questions are, if they are anywhere."""
-        record = self.evidence.record(f"questions.{name}")
+        record = self.evidence.record(questions_role(name))
         runtime = QuestionsRuntime(environment="evaluate", suite=name)
         there = store.find(record.stage, record.key)
         if there is not None:
@@ -162,7 +164,7 @@ class RecordedArm:
 
     def questions_stage(self, name: str, store: Path, sources: SourceResolver) -> StageSpec:
         """Return the stage that laid the recorded questions out."""
-        record = self.evidence.record(f"questions.{name}")
+        record = self.evidence.record(questions_role(name))
         runtime = self._questions_from(name, Store(store), sources)
         assert runtime is not None, f"{name} is left out"
         parameters: QuestionsParameters = QUESTIONS.parameters_of(record)

@@ -20,7 +20,6 @@ from eval_gates.speed.rules import (
     max_percentile,
     min_requests,
 )
-from pipeline.stages.speed import ROLE
 from prepare.digest import digest_file
 from prepare.errors import UsageError
 from recipes.catalog import load_workload
@@ -61,7 +60,7 @@ def find_speed_gates(
     level = policy.alpha if alpha is None else alpha
     planned = []
     for speed_gate in policy.gates_on(accelerator):
-        key = f"policy key {ROLE}{speed_gate.name}"
+        key = f"policy key speed.{speed_gate.name}"
         assert policy.speed is not None
         try:
             named_workload, where = load_workload(speed_gate.workload, policy.speed, profile)

@@ -21,10 +21,10 @@ from pipeline.run.loop import do_pieces
 from pipeline.run.pieces import ArmPieces
 from pipeline.run.run import Run
 from pipeline.run.servers import Servers
-from pipeline.stages import FIRST_TEXTS, WEIGHTS
+from pipeline.stages import FIRST_TEXTS, WEIGHTS, speed_role
 from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.sanity import SANITY
-from pipeline.stages.speed import ROLE, SPEED
+from pipeline.stages.speed import SPEED
 from prepare.errors import ExitCode, PrepareError, ServingError
 from prepare.stage import StageSpec
 
@@ -117,7 +117,7 @@ def compare_with_baseline(servers: Servers, state: PlanProgress, arm: Arm) -> Sc
     sides = [group_by_cluster(rows) for rows in (before, own)]
     scores, nats = ([means(side, key) for side in sides] for key in ("score", "nats"))
     rate = None
-    if load := stages.get(f"{ROLE}screening"):
+    if load := stages.get(speed_role("screening")):
         rate = SPEED.parameters_of(load).rule.evaluate(run.loads(load)).estimate
     return ScreenedModel(
         name=name,

@@ -18,6 +18,7 @@ from pipeline.run.blocks import BlockFinder
 from pipeline.run.first_rows import ask_first_rows, compare_prompts
 from pipeline.run.run import Piece, Run, serving_name
 from pipeline.run.servers import needs_to_serve
+from pipeline.stages import questions_role
 from pipeline.stages.evaluate import EVALUATE, REFERENCE, is_answered
 from pipeline.stages.questions import QUESTIONS
 from pipeline.stages.speed import SPEED
@@ -141,7 +142,7 @@ class Pieces:
         if self._is_checked:
             return
         stages = {
-            name: self._plan.shared.get(f"questions.{name}") for name in self._plan.policy.suites
+            name: self._plan.shared.get(questions_role(name)) for name in self._plan.policy.suites
         }
         records = {name: self.state.find(spec) for name, spec in stages.items() if spec}
         laid_out = {name: QUESTIONS.result_of(record) for name, record in records.items() if record}

@@ -38,8 +38,8 @@ from pipeline.preflight.survey import refuse
 from pipeline.run.compare import measure_arm
 from pipeline.run.run import Run
 from pipeline.run.servers import Servers
-from pipeline.stages import FIRST_TEXTS
-from pipeline.stages.speed import ROLE, SPEED, count_starts
+from pipeline.stages import FIRST_TEXTS, speed_role
+from pipeline.stages.speed import SPEED, count_starts
 from prepare.errors import ExitCode, ServingError, StageError, UsageError, raise_as
 from prepare.events import Progress
 from prepare.hardware import NodeInfo, this_node
@@ -232,7 +232,7 @@ class Tuning:
         machine = self.node.machine
         spec = load_stage(arm, speed_gate, self.identities[LOAD_GENERATOR], machine, loads)
         rule = SPEED.parameters_of(spec).rule
-        served = {FIRST_TEXTS: arm.stages[FIRST_TEXTS], f"{ROLE}screening": spec}
+        served = {FIRST_TEXTS: arm.stages[FIRST_TEXTS], speed_role("screening"): spec}
         arguments = candidate.serving(self.node).for_engine()
         report = ScreeningReport(name=candidate.name, outcome="measured", arguments=arguments)
         try:

@@ -31,6 +31,30 @@ FIRST_TEXTS = "first_texts"
 """Role of the texts that an arm wrote first: `sanity` tested it, or `recorded` has its evidence."""
 
 
+def answers_role(side: str, suite: str) -> str:
+    """Return the role that a side's answers to a suite have for a verdict."""
+    return f"{side}.{suite}"
+
+
+AGAIN = "again"
+"""Prefix of the roles of answers by another start."""
+
+
+def again_role(suite: str) -> str:
+    """Return the role of a suite's answers by another start: of an arm, and for a verdict."""
+    return f"{AGAIN}.{suite}"
+
+
+def questions_role(suite: str) -> str:
+    """Return the role of a suite's questions: in a plan, and for a verdict."""
+    return f"questions.{suite}"
+
+
+def speed_role(gate: str) -> str:
+    """Return the role of a speed gate's measurement: of an arm, and for a verdict."""
+    return f"speed.{gate}"
+
+
 class StageImplementation(Protocol):
     """A stage's module; names in `RESUMED` survive an interruption."""
 

@@ -10,14 +10,22 @@ from eval_gates.rows import Answer, Question
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
-from pipeline.stages import CHECKED_WEIGHTS, FIRST_TEXTS
+from pipeline.stages import (
+    AGAIN,
+    CHECKED_WEIGHTS,
+    FIRST_TEXTS,
+    again_role,
+    answers_role,
+    questions_role,
+    speed_role,
+)
 from pipeline.stages.attempts import trial_of
 from pipeline.stages.evaluate import EVALUATE, REFERENCE, EvaluateResult
 from pipeline.stages.evidence import Evidence
 from pipeline.stages.questions import QUESTIONS
 from pipeline.stages.recall import RECALL
 from pipeline.stages.recorded import RECORDED
-from pipeline.stages.speed import ROLE, SPEED
+from pipeline.stages.speed import SPEED
 from pipeline.stages.verdict import JudgeParameters
 from prepare.stage import Stage, StageRecord, StageReference
 from recipes.schema import ServingProfile
@@ -46,7 +54,9 @@ def find_faults(parameters: JudgeParameters, evidence: Evidence) -> Iterator[str
     records = {role: evidence.record(role) for role in evidence.references}
     yield from find_mixed_sides(evidence.references, records)
     yield from find_other_forms(policy.suites, evidence)
-    speed_gates = {ROLE + speed_gate.name for speed_gate in policy.gates_on(parameters.accelerator)}
+    speed_gates = {
+        speed_role(speed_gate.name) for speed_gate in policy.gates_on(parameters.accelerator)
+    }
     for role, record in records.items():
         prefix, _, suite = role.partition(".")
         side = side_of(prefix, evidence.references)
@@ -57,7 +67,7 @@ def find_faults(parameters: JudgeParameters, evidence: Evidence) -> Iterator[str
                 yield f"{role}: the policy has no such gate"
         elif record.stage == RECALL.name:
             yield from find_other_questions(
-                role, record, evidence.answers(role), evidence.questions(f"questions.{suite}")
+                role, record, evidence.answers(role), evidence.questions(questions_role(suite))
             )
         elif record.stage == EVALUATE.name:
             asked = EVALUATE.parameters_of(record)
@@ -68,7 +78,7 @@ def find_faults(parameters: JudgeParameters, evidence: Evidence) -> Iterator[str
             if prefix == "candidate" and asked.rule != parameters.gates[suite]:
                 yield f"{role}: asked by another rule than it is judged by"
             yield from find_other_questions(
-                role, record, evidence.answers(role), evidence.questions(f"questions.{suite}")
+                role, record, evidence.answers(role), evidence.questions(questions_role(suite))
             )
         elif record.stage == QUESTIONS.name:
             yield from find_wrong_counts(role, record, evidence.questions(role))
@@ -79,7 +89,7 @@ def find_faults(parameters: JudgeParameters, evidence: Evidence) -> Iterator[str
 def find_other_forms(suites: Iterable[str], evidence: Evidence) -> Iterator[str]:
     """Yield suites asked by text completions and by chat."""
     for name in suites:
-        records = [evidence.record(f"{side}.{name}") for side in SIDES]
+        records = [evidence.record(answers_role(side, name)) for side in SIDES]
         sides = [ASKING[record.stage].parameters_of(record) for record in records]
         forms = [served.endpoint is not None and served.endpoint.chat for served in sides]
         if forms[0] != forms[1]:
@@ -89,9 +99,9 @@ def find_other_forms(suites: Iterable[str], evidence: Evidence) -> Iterator[str]
 def side_of(prefix: str, inputs: Mapping[str, StageReference]) -> str:
     """Return the side of a role with this prefix.
 
-    `again` is the baseline, asked a second time; where that is on record, the candidate.
+    `AGAIN` is the baseline, asked a second time; where that is on record, the candidate.
     """
-    if prefix != "again":
+    if prefix != AGAIN:
         return prefix
     return "candidate" if RECORDED.name in inputs else "baseline"
 
@@ -114,7 +124,7 @@ def find_mixed_sides(
             if len(named) > 1:
                 yield f"{side}: its stages do not depend on the same '{role}'"
             for name, record in records.items():
-                measured = record.inputs.get(side) if name.startswith(ROLE) else None
+                measured = record.inputs.get(side) if name.startswith(speed_role("")) else None
                 if role == FIRST_TEXTS and measured is not None and {measured.key} != named:
                     yield f"{name}: it measured another {side} than was judged"
     recorded = inputs.get(RECORDED.name)
@@ -123,12 +133,16 @@ def find_mixed_sides(
         yield "baseline: its answers are not of the record that is named"
     for role, record in records.items():
         side, _, suite = role.partition(".")
-        for other in ("baseline", "questions"):
-            wanted = inputs.get(f"{other}.{suite}")
+        judged_with = {
+            "baseline": answers_role("baseline", suite),
+            "questions": questions_role(suite),
+        }
+        for other, other_role in judged_with.items():
+            wanted = inputs.get(other_role)
             if side in SIDES and other in record.inputs and record.inputs[other] != wanted:
                 yield f"{role}: it followed other '{other}' than were judged with it"
         reference = record.inputs.get(REFERENCE)
-        if side == "baseline" and reference not in (None, inputs.get(f"again.{suite}")):
+        if side == "baseline" and reference not in (None, inputs.get(again_role(suite))):
             yield f"{role}: it followed another reference than was judged with it"
 
 

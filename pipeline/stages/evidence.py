@@ -18,7 +18,7 @@ from eval_gates.suites.chat_logs import TEXTS as CONVERSATIONS
 from eval_gates.suites.chat_logs import read_chats
 from eval_gates.suites.json_lines import read_rows
 from pipeline.serving.served_model import ServedModel
-from pipeline.stages import CHECKED_WEIGHTS, FIRST_TEXTS, WEIGHTS
+from pipeline.stages import CHECKED_WEIGHTS, FIRST_TEXTS, WEIGHTS, answers_role
 from pipeline.stages.adopt import ADOPT
 from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters, CheckWeightsResult
 from pipeline.stages.evaluate import EVALUATE, TEXTS, EvaluateParameters, EvaluateResult
@@ -208,7 +208,7 @@ class Evidence:
     def evaluations(self) -> Mapping[str, TypedStageRecord[EvaluateParameters, EvaluateResult]]:
         """The candidate's, by suite."""
         suites = self.judge.parameters.policy.suites
-        return {suite: self.typed(EVALUATE, f"candidate.{suite}") for suite in suites}
+        return {suite: self.typed(EVALUATE, answers_role("candidate", suite)) for suite in suites}
 
     @cached_property
     def speed(self) -> Mapping[str, TypedStageRecord[SpeedParameters, SpeedResult]]:
@@ -263,7 +263,7 @@ class Evidence:
 
     def _first_evaluation(self, side: str) -> StageRecord:
         suite = next(iter(self.judge.parameters.policy.suites))
-        return self.record(f"{side}.{suite}")
+        return self.record(answers_role(side, suite))
 
     def _sanity_of(self, side: str) -> TypedStageRecord[ServedModel, SanityResult]:
         return SANITY.typed(self.record_at(self._first_evaluation(side).inputs[FIRST_TEXTS]))

@@ -15,7 +15,7 @@ from eval_gates.quality_gate import judge_quality
 from eval_gates.speed.report import SpeedGateResult, judge_speed
 from eval_gates.speed.rules import SpeedRule, apply_gate_rate, build_rule
 from eval_gates.suites.suite_kind import kind_of
-from pipeline.stages import FIRST_TEXTS
+from pipeline.stages import FIRST_TEXTS, again_role, answers_role, questions_role, speed_role
 from pipeline.stages.attempts import AttemptLedger, Counted, History
 from pipeline.stages.consistency import SIDES, find_faults
 from pipeline.stages.context import StageContext
@@ -23,7 +23,7 @@ from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.evidence import Evidence
 from pipeline.stages.questions import QUESTIONS as ASKED
 from pipeline.stages.recorded import words_of
-from pipeline.stages.speed import ROLE, SPEED
+from pipeline.stages.speed import SPEED
 from pipeline.stages.starts import StartLedger
 from pipeline.stages.verdict import JUDGE as JUDGE
 from pipeline.stages.verdict import JudgeParameters, JudgeResult, JudgeRuntime, judge_variant
@@ -46,18 +46,18 @@ def judge_evidence(parameters: JudgeParameters, inputs: Evidence, history: Histo
     gates: list[GateResult] = []
     drafted = {}
     for name, suite in policy.suites.items():
-        result = EVALUATE.result_of(inputs.record(f"candidate.{name}"))
-        again = f"again.{name}"
+        result = EVALUATE.result_of(inputs.record(answers_role("candidate", name)))
+        again = again_role(name)
         gates.append(
             judge_quality(
                 name,
                 suite,
                 rules[name],
                 metric=result.metric,
-                baseline=answers(f"baseline.{name}"),
-                candidate=answers(f"candidate.{name}"),
+                baseline=answers(answers_role("baseline", name)),
+                candidate=answers(answers_role("candidate", name)),
                 again=answers(again) if again in inputs.references else [],
-                guessing=ASKED.result_of(inputs.record(f"questions.{name}")).guessing,
+                guessing=ASKED.result_of(inputs.record(questions_role(name))).guessing,
                 asked_twice="baseline" if inputs.recorded is None else "candidate",
             )
         )
@@ -67,9 +67,9 @@ def judge_evidence(parameters: JudgeParameters, inputs: Evidence, history: Histo
                     name,
                     suite,
                     rules[name],
-                    baseline=answers(f"baseline.{name}"),
-                    candidate=answers(f"candidate.{name}"),
-                    guessing=ASKED.result_of(inputs.record(f"questions.{name}")).guessing,
+                    baseline=answers(answers_role("baseline", name)),
+                    candidate=answers(answers_role("candidate", name)),
+                    guessing=ASKED.result_of(inputs.record(questions_role(name))).guessing,
                     depth_of=kind_of(suite).depth,
                 )
             )
@@ -78,7 +78,7 @@ def judge_evidence(parameters: JudgeParameters, inputs: Evidence, history: Histo
             suite,
             parameters.family,
             rules[name].alpha,
-            *(answers(f"{side}.{name}") for side in SIDES),
+            *(answers(answers_role(side, name)) for side in SIDES),
         )
         if result.spec_decode is not None:
             drafted[name] = result.spec_decode
@@ -86,11 +86,11 @@ def judge_evidence(parameters: JudgeParameters, inputs: Evidence, history: Histo
     cost = policy.cost
     for name in cost.suites if cost is not None else ():
         assert cost is not None
-        asked = EVALUATE.parameters_of(inputs.record(f"candidate.{name}"))
+        asked = EVALUATE.parameters_of(inputs.record(answers_role("candidate", name)))
         alpha = rules[name].alpha
         longest = asked.max_length
         rule = cost_rule_of(cost, asked.suite, parameters.family, alpha, longest)
-        gates.append(judge_cost(name, rule, *(answers(f"{s}.{name}") for s in SIDES)))
+        gates.append(judge_cost(name, rule, *(answers(answers_role(s, name)) for s in SIDES)))
     if policy.undecided_supporting == "hold":
         gates = [gate.model_copy(update={"holds": gate.tier == "supporting"}) for gate in gates]
     verdict, reason, p_value = judge_variant(gates)
@@ -112,7 +112,7 @@ def speed_of(parameters: JudgeParameters, inputs: Evidence) -> Iterable[SpeedGat
     ValueError: it was measured by another rule.
     """
     for speed_gate in parameters.policy.gates_on(parameters.accelerator):
-        role = ROLE + speed_gate.name
+        role = speed_role(speed_gate.name)
         measured = inputs.record(role) if role in inputs.references else None
         yield judge_speed(
             speed_gate.name,
@@ -144,7 +144,9 @@ def rule_of(
     rule = build_rule(speed_gate, level, accelerator, workload, profile)
     wanted = (speed_gate.workload, without_place(workload), rule)
     if (loaded.name, loaded.workload, loaded.rule) != wanted:
-        raise ValueError(f"{ROLE}{speed_gate.name}: measured by another rule than the policy's")
+        raise ValueError(
+            f"{speed_role(speed_gate.name)}: measured by another rule than the policy's"
+        )
     return rule
 
 
@@ -156,7 +158,7 @@ def run(context: StageContext[JudgeParameters, JudgeRuntime]) -> JudgeResult:
     ledger.begin(Counted(trial=trial, gate="", run=context.runtime.run))
     inputs = Evidence(context.store, context.spec.inputs)
     sanity_keys = {
-        inputs.record(f"candidate.{suite}").inputs[FIRST_TEXTS].key
+        inputs.record(answers_role("candidate", suite)).inputs[FIRST_TEXTS].key
         for suite in context.parameters.policy.suites
     }
     (sanity_key,) = sanity_keys if len(sanity_keys) == 1 else ("",)  # others are refused below

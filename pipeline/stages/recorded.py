@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from pipeline.serving.served_model import ServedModel, ServerInfo
-from pipeline.stages import FIRST_TEXTS
+from pipeline.stages import FIRST_TEXTS, answers_role
 from pipeline.stages.context import StageContext
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.packed import open_archive
@@ -81,7 +81,7 @@ def facts_of(parameters: RecordedParameters, store: Store) -> RecordedResult:
     """Return an arm's facts by a store with its evidence; StoreError if a record is missing."""
     judge = JUDGE.typed(store.get(StageReference(stage=JUDGE.name, key=parameters.judge)))
     suite = next(iter(judge.parameters.policy.suites))
-    asked = store.get(judge.record.inputs[f"{parameters.side}.{suite}"])
+    asked = store.get(judge.record.inputs[answers_role(parameters.side, suite)])
     evaluated = EVALUATE.parameters_of(asked)
     sanity = SANITY.typed(store.get(asked.inputs[FIRST_TEXTS]))
     texts = sanity.result.texts

@@ -27,9 +27,6 @@ from prepare.record import Record
 from prepare.stage import Stage, StageSpec
 from prepare.store import Store
 
-# Prefix of these stages' roles, before the gate's name.
-ROLE = "speed."
-
 
 class SpeedParameters(LoadParameters):
     """The sides to measure, and the stopping rule."""

@@ -39,7 +39,7 @@ class TestPlan:
         located = Located(checkpoints.located(choices))
         plan = make_plan(choices, located, settings, found.sources)
         stages = screening_stages(plan, plan.variants[0])
-        assert list(stages) == ["quantize", "check_weights", "sanity", "logs"]
+        assert list(stages) == ["weights", "checked_weights", "first_texts", "logs"]
         assert EVALUATE.parameters_of(stages["logs"]).rule is None
 
     def test_a_policy_without_attempts_left_is_refused_before_the_run(
@@ -103,7 +103,7 @@ class TestPairsOfWeightsAndKvCache:
         plan = make_plan(choices, located, settings, found.sources)
         formats = [arm.identity.serving.engine_arguments["kv-cache-dtype"] for arm in plan.arms]
         assert formats == ["auto", "fp8", "auto", "fp8_e5m2"]
-        for role, keys in (("quantize", 1), ("check_weights", 1), ("sanity", 3)):
+        for role, keys in (("weights", 1), ("checked_weights", 1), ("first_texts", 3)):
             assert len({arm.stages[role].key for arm in plan.variants}) == keys, role
         assert set(plan.trial.variants) == set(names)  # each is a trial, and shares alpha
         first, *_ = plan.variants

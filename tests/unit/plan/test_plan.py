@@ -20,8 +20,9 @@ from three_suites import three_suites
 from pipeline.plan.checkpoint_resolver import Located
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.model_plan import ModelPlanner
-from pipeline.plan.plan import Arm, Plan, again_role
+from pipeline.plan.plan import Arm, Plan
 from pipeline.plan.progress import PlanProgress
+from pipeline.stages import again_role
 from pipeline.stages.verdict import JudgeParameters
 from prepare.digest import FileDigests
 from prepare.hardware import NodeInfo
@@ -35,11 +36,11 @@ from recipes.schema import Recipe, ServingProfile
 
 BASELINE, FP8, AWQ = "baseline", "fp8-dynamic", "awq-w4a16"
 SUITES = ("mmlu", "humaneval", "rouge")
-SERVED = ("sanity", *SUITES)
+SERVED = ("first_texts", *SUITES)
 SPEED = "speed.ratio.short"
 OF_VARIANT = (*SERVED, SPEED)
 AGAIN = again_role("mmlu")
-MADE = ("quantize", "check_weights")
+MADE = ("weights", "checked_weights")
 TEXTS = '{"text": "The old library stood at the corner."}\n'
 
 Label = tuple[str, str]

@@ -13,7 +13,7 @@ from pretend_stages import PretendModels
 from artifacts.evidence.verify import check_bundle
 from eval_gates.decision_gate import DecisionResult
 from eval_gates.decisions import TurnDecision, kept_kinds
-from pipeline.plan.plan import again_role
+from pipeline.stages import again_role
 from recipes.policy import Policy
 
 POLICY = Policy.model_validate(

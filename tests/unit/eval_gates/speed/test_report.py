@@ -11,8 +11,8 @@ from some_attempt import some_trial
 from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.report import SpeedGateResult, judge_speed
 from eval_gates.speed.rules import SpeedRule, build_rule
+from pipeline.stages import speed_role
 from pipeline.stages.judge import speed_of
-from pipeline.stages.speed import ROLE
 from pipeline.stages.verdict import JudgeParameters
 from recipes.catalog import load_profile
 from recipes.policy import Policy
@@ -46,7 +46,7 @@ def judged(loads: dict[str, list[LoadRun]], **rule: Any) -> list[SpeedGateResult
             ),
             workload=speed_gate.workload,
             tier=speed_gate.tier,
-            loads=loads.get(ROLE + speed_gate.name, []),
+            loads=loads.get(speed_role(speed_gate.name), []),
             at=speed_gate.at,
             note=load_profile("cpu").speed_note,
         )
