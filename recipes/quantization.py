@@ -61,6 +61,13 @@ def names_file(dataset: str) -> bool:
     return dataset.startswith((".", "/", "~")) or _FILE_NAME.search(dataset) is not None
 
 
+LLM_COMPRESSOR_WORKER = "recipes.quantizers.llm_compressor_worker"
+"""Loads the model, and quantizes it as a whole."""
+
+MODEL_FREE_WORKER = "recipes.quantizers.model_free_worker"
+"""Casts the weights file by file, without the model."""
+
+
 class Quantization(ConfigModel):
     """Base of quantization kinds.
 

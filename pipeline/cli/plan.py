@@ -20,6 +20,7 @@ from pipeline.cli.options import (
     asks,
 )
 from pipeline.cli.tables import print_json, print_table
+from pipeline.environments.definition import SUITE_ASKER
 from prepare.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def check_policy(request: ModelRequest, name: str, *, as_json: bool) -> None:
     with open_display(as_json=as_json) as progress:
         sources = SourceResolver(
             request.eval_data,
-            identity("evaluate", Accelerator.CPU, settings),
+            identity(SUITE_ASKER, Accelerator.CPU, settings),
             settings.digests,
             progress,
         )

@@ -45,11 +45,17 @@ def detect_accelerator() -> Accelerator:
     return Accelerator.CUDA if visible_gpus() else Accelerator.CPU
 
 
-RUN_ENVIRONMENTS = ("quantize", "serve", "evaluate")
-"""Environments that `prepare doctor --build` builds; others are built where they are needed."""
+WEIGHT_READER = "quantize"
+"""Environment of what reads weights: it checks, converts and dequantizes them."""
 
 LOAD_GENERATOR = "serve"
 """Environment of the load generator: vLLM's readers draw its prompts, for every engine."""
+
+SUITE_ASKER = "evaluate"
+"""Environment of what lays suites out and asks them."""
+
+RUN_ENVIRONMENTS = (WEIGHT_READER, LOAD_GENERATOR, SUITE_ASKER)
+"""Environments that `prepare doctor --build` builds; others are built where they are needed."""
 
 
 def environment_names() -> list[str]:

@@ -11,7 +11,7 @@ from eval_gates.cost import MIN_PROBLEMS
 from eval_gates.depth import EVERY_VALUE, DepthSuite
 from eval_gates.stopping import gate_rule_of
 from eval_gates.suites.suite_kind import kind_of
-from pipeline.environments.definition import LOAD_GENERATOR
+from pipeline.environments.definition import LOAD_GENERATOR, SUITE_ASKER
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.plan import Arm, Plan
 from pipeline.plan.speed_plan import SpeedGatePlan, dump_workload, find_speed_gates, pin_files
@@ -150,7 +150,7 @@ class Builder:
             {},
             QuestionsRuntime(
                 folder=str(source.folder) if source.folder else None,
-                environment="evaluate",
+                environment=SUITE_ASKER,
                 suite=name,
             ),
             self.store,
@@ -163,7 +163,7 @@ class Builder:
         speed = self.policy.speed
         tiers = speed.tiers if speed is not None else {}
         asked = {
-            "environment": self.identities["evaluate"],
+            "environment": self.identities[SUITE_ASKER],
             **{n: q.key for n, q in questions.items() if self.policy.suites[n].tier == "critical"},
             # Even another number of blocks is another chance of a lucky pass.
             **{
@@ -244,7 +244,7 @@ class Builder:
             EvaluateParameters(
                 **dict(arm.identity),
                 suite=suite,
-                environment=self.identities["evaluate"],
+                environment=self.identities[SUITE_ASKER],
                 max_length=arm.max_length,
                 max_questions=suite.questions,
                 min_values=least,
@@ -254,7 +254,7 @@ class Builder:
             inputs,
             EvaluateRuntime(
                 tokenizer=str(arm.folder),
-                environment="evaluate",
+                environment=SUITE_ASKER,
                 suite=name,
                 concurrency=suite.concurrency or self._in_flight,
                 counted=counted,
@@ -275,7 +275,7 @@ class Builder:
             EvaluateParameters(
                 **dict(baseline.identity),
                 suite=suite,
-                environment=self.identities["evaluate"],
+                environment=self.identities[SUITE_ASKER],
                 max_length=baseline.max_length,
                 max_questions=suite.questions,
                 is_again=True,
@@ -284,7 +284,7 @@ class Builder:
             {FIRST_TEXTS: baseline.stages[FIRST_TEXTS], "questions": questions},
             EvaluateRuntime(
                 tokenizer=str(baseline.folder),
-                environment="evaluate",
+                environment=SUITE_ASKER,
                 suite=f"{name} again",
                 concurrency=self._slower(suite),
             ),

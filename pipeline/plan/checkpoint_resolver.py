@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pipeline.environments.definition import WEIGHT_READER
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.resolved_options import Choice
@@ -79,10 +80,10 @@ class Locator:
             DequantizeParameters(
                 checkpoint=checkpoint.digest,
                 converter=form.converter,
-                environment=identity("quantize", accelerator, self.settings),
+                environment=identity(WEIGHT_READER, accelerator, self.settings),
             ),
             {},
-            DequantizeRuntime(checkpoint=checkpoint.place, environment="quantize"),
+            DequantizeRuntime(checkpoint=checkpoint.place, environment=WEIGHT_READER),
             self.settings.store,
         )
         made = self._hash(read_folder(self.make(spec), checkpoint.ref))
@@ -147,9 +148,9 @@ def demo_stage(
         DemoParameters(
             model=reference.name,
             package=digest_bytes(DEMO_LOCK.read_bytes()),
-            environment=identity("quantize", Accelerator(profile.accelerator), settings),
+            environment=identity(WEIGHT_READER, Accelerator(profile.accelerator), settings),
         ),
         {},
-        WorkerRuntime(environment="quantize"),
+        WorkerRuntime(environment=WEIGHT_READER),
         settings.store,
     )

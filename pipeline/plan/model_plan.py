@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.environments.definition import WEIGHT_READER
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import adopt_stage, with_facts
@@ -150,7 +151,7 @@ class ModelPlanner:
             {WEIGHTS: weights},
             CheckWeightsRuntime(
                 checkpoint=source.place,
-                environment="quantize",
+                environment=WEIGHT_READER,
                 trust_remote_code=self.choices.asked.trust_remote_code,
                 texts=str(BUILTIN_CALIBRATION),
                 baseline_bytes=self.checkpoint.weights_bytes,

@@ -22,6 +22,7 @@ from artifacts.registry import Registry
 from artifacts.run_record import RunReport, find_run
 from eval_gates.clusters import group_by_cluster
 from eval_gates.suites.suite_kind import kind_of
+from pipeline.environments.definition import SUITE_ASKER
 from pipeline.environments.settings import Settings
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.stages import answers_role, questions_role
@@ -138,7 +139,7 @@ class RecordedArm:
     ) -> QuestionsRuntime | None:
         """Return where the recorded questions are, if they are anywhere."""
         record = self.evidence.record(questions_role(name))
-        runtime = QuestionsRuntime(environment="evaluate", suite=name)
+        runtime = QuestionsRuntime(environment=SUITE_ASKER, suite=name)
         there = store.find(record.stage, record.key)
         if there is not None:
             return runtime if there.result == record.result else None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from artifacts.deploy.registered import RegisteredVersion
 from artifacts.deployable import Deployable
+from pipeline.environments.definition import SUITE_ASKER, WEIGHT_READER
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
 from pipeline.plan.checkpoint_resolver import Located
@@ -71,7 +72,7 @@ class Here:
             update={
                 "engine_version": self.engine_version,
                 "serve_environment": model["engine"],
-                "evaluate_environment": self.identities["evaluate"],
+                "evaluate_environment": self.identities[SUITE_ASKER],
                 "serving": model["serving"],
                 "hardware": model["hardware"],
             }
@@ -192,7 +193,7 @@ class RegisteredPlanner:
         """Return the check of the weights, which is on record: its source may be gone."""
         recorded = self.past.judged.checked_weights
         runtime = CheckWeightsRuntime(
-            environment="quantize",
+            environment=WEIGHT_READER,
             archive=str(self.past.folder / ARCHIVE),
             recorded=recorded.record.key,
         )

@@ -11,7 +11,13 @@ from artifacts.requests import ModelRequest
 from artifacts.run_record import ResolvedOptions
 from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.suites.suite_kind import refuse_untried, without_uncontained
-from pipeline.environments.definition import LOAD_GENERATOR, Accelerator, define
+from pipeline.environments.definition import (
+    LOAD_GENERATOR,
+    SUITE_ASKER,
+    WEIGHT_READER,
+    Accelerator,
+    define,
+)
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_variant, served_profile
 from pipeline.plan.compare import screening_policy
@@ -114,11 +120,11 @@ def environments_of(
     recipes: Sequence[Recipe], profile: ServingProfile, policy: Policy
 ) -> tuple[str, ...]:
     """Return the environments that make, serve and judge these variants, each once."""
-    needed = ["quantize", *(recipe.quantization.environment for recipe in recipes)]
+    needed = [WEIGHT_READER, *(recipe.quantization.environment for recipe in recipes)]
     needed.append(find_engine(profile.engine).environment)
     if policy.gates_on(profile.accelerator):
         needed.append(LOAD_GENERATOR)
-    return tuple(dict.fromkeys([*needed, "evaluate"]))
+    return tuple(dict.fromkeys([*needed, SUITE_ASKER]))
 
 
 def choose(

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from eval_gates.suites.suite_kind import for_worker
-from pipeline.environments.definition import Accelerator
+from pipeline.environments.definition import SUITE_ASKER, Accelerator
 from pipeline.environments.environment import ensure, identity
 from pipeline.environments.settings import load_settings
 from pipeline.plan.build import QUESTION_SEED
@@ -23,8 +23,6 @@ from prepare.process_environment import NetworkAccess
 from prepare.store import Store
 from recipes.checkpoints.chat_template import folder_generation
 from recipes.policy import Policy
-
-EVALUATE = "evaluate"
 
 
 def first_prompt(
@@ -54,7 +52,8 @@ def first_prompt(
     settings = load_settings()
     machine = Accelerator.CPU
     digests = FileDigests(settings.home / "digests.json")
-    resolver = SourceResolver(eval_data, identity(EVALUATE, machine, settings), digests, progress)
+    asker = identity(SUITE_ASKER, machine, settings)
+    resolver = SourceResolver(eval_data, asker, digests, progress)
     source = resolver.suite(name, suite)
     folder = str(source.folder) if source.folder else None
     spec = QUESTIONS.spec(
@@ -63,9 +62,9 @@ def first_prompt(
         {},
         QuestionsRuntime(
             folder=folder,
-            environment=EVALUATE,
+            environment=SUITE_ASKER,
             suite=name,
-            python=str(ensure(EVALUATE, machine, settings, progress).python),
+            python=str(ensure(SUITE_ASKER, machine, settings, progress).python),
         ),
         settings.store,
     )

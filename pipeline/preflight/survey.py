@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from artifacts.registry import Registry
+from pipeline.environments.definition import SUITE_ASKER, WEIGHT_READER
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.data_sources import SourceResolver, check_known_clusters
@@ -76,10 +77,10 @@ def survey(
     """
     profile = choices.profile
     policy = choices.policy
-    evaluate = identity("evaluate", Accelerator(profile.accelerator), settings)
+    evaluate = identity(SUITE_ASKER, Accelerator(profile.accelerator), settings)
     sources = SourceResolver(choices.eval_data, evaluate, settings.digests, progress)
     machine = machine_of(choices.node, settings.store, with_gpu=profile.accelerator == "cuda")
-    if {"quantize", find_engine(profile.engine).environment} <= settings.environments.keys():
+    if {WEIGHT_READER, find_engine(profile.engine).environment} <= settings.environments.keys():
         machine = replace(machine, driver="")  # the site's own interpreters may need another
     if (fault := settings.open_store().find_fault()) is not None:
         return Survey(

@@ -14,7 +14,7 @@ from typing import Literal
 from artifacts.requests import GateRequest
 from artifacts.run_record import ResolvedOptions, RunReport
 from eval_gates.suites.suite_kind import refuse_untried, without_uncontained
-from pipeline.environments.definition import LOAD_GENERATOR
+from pipeline.environments.definition import LOAD_GENERATOR, SUITE_ASKER
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
@@ -175,10 +175,10 @@ def plan_of(
     node: NodeInfo,
 ) -> Plan:
     """Return the plan of suites and speed gates."""
-    identities = {"evaluate": identity("evaluate", Accelerator.CPU, settings)}
+    identities = {SUITE_ASKER: identity(SUITE_ASKER, Accelerator.CPU, settings)}
     if policy.speed:
         identities[LOAD_GENERATOR] = identity(LOAD_GENERATOR, Accelerator.CPU, settings)
-    sources = SourceResolver(choice.eval_data, identities["evaluate"], settings.digests, progress)
+    sources = SourceResolver(choice.eval_data, identities[SUITE_ASKER], settings.digests, progress)
     sources.note_unread(policy)
     asked_as = {
         "deployment_id": choice.asked.deployment_id or run_id,

@@ -26,6 +26,7 @@ from artifacts.recheck_report import RecheckAnswer, RecheckReport
 from artifacts.registry import Move, Registry
 from artifacts.requests import ModelRequest, RecheckRequest
 from artifacts.run_record import ResolvedOptions, RunReport, VariantReport
+from pipeline.environments.definition import SUITE_ASKER
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import served_profile
@@ -331,7 +332,7 @@ class Recheck:
         past = self.past
         record = record_of_version(past)
         sources = SourceResolver(
-            None, self.here.identities["evaluate"], self.settings.digests, self.progress
+            None, self.here.identities[SUITE_ASKER], self.settings.digests, self.progress
         )
         record = leave_out(record, self.request.leave_out, sources, self.settings)
         margins = engine_margins(record)

@@ -15,6 +15,7 @@ from artifacts.registry import Registry
 from artifacts.requests import GateRequest
 from artifacts.run_record import ResolvedOptions, RunReport
 from eval_gates.suites.suite_kind import refuse_untried
+from pipeline.environments.definition import SUITE_ASKER
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
@@ -81,7 +82,7 @@ def run_recorded_gate(request: GateRequest, settings: Settings, progress: Progre
     with TemporaryDirectory(prefix="prepare-recorded-") as scratch:
         record = open_record(request.baseline, registry, request.weights, settings, Path(scratch))
         sources = SourceResolver(
-            None, identity("evaluate", Accelerator.CPU, settings), settings.digests, progress
+            None, identity(SUITE_ASKER, Accelerator.CPU, settings), settings.digests, progress
         )
         rollback = None
         if request.on_fail == "rollback":
@@ -273,7 +274,7 @@ def plan_of(choice: RecordedChoice, settings: Settings, sources: SourceResolver,
         variants=[candidate],
         reference=record.reference,
         sources=sources,
-        identities={"evaluate": sources.environment},
+        identities={SUITE_ASKER: sources.environment},
         store=settings.store,
         machine=this_node().machine,
         run=run.log.run_id,

@@ -18,7 +18,7 @@ import yaml
 from artifacts.evidence.recorded_loads import judge_confirmed
 from artifacts.requests import ModelRequest, TuneRequest
 from artifacts.run_record import RunReport, ScreeningReport, TuningReport
-from pipeline.environments.definition import LOAD_GENERATOR
+from pipeline.environments.definition import LOAD_GENERATOR, SUITE_ASKER
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
@@ -127,7 +127,7 @@ def run_tune(
         )
         checkpoint = locator.source(choices, to_quantize=False)
         run.log.update(checkpoint=describe_source(checkpoint), registered_name=choices.name)
-        environments = {"evaluate", LOAD_GENERATOR, find_engine(profile.engine).environment}
+        environments = {SUITE_ASKER, LOAD_GENERATOR, find_engine(profile.engine).environment}
         run.exit_code = Tuning(
             checkpoint=checkpoint,
             profile=profile,

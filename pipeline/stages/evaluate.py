@@ -90,6 +90,7 @@ class EvaluateResult(Record):
     )
 
 
+ASKING_WORKER = "eval_gates.evaluate_worker"
 EVALUATE = Stage("evaluate", 16, EvaluateParameters, EvaluateRuntime, EvaluateResult)
 
 # Limits and opponents, on which a question's answer does not depend.
@@ -168,7 +169,7 @@ def run(context: Context) -> EvaluateResult:
             if compared and kind.private_keys:
                 check_texts(context.input_folder(compared))
             facts = context.run_worker(
-                "eval_gates.evaluate_worker",
+                ASKING_WORKER,
                 {
                     **worker_spec(context.spec, context.store),
                     "answer_log": str(todo.answer_log_file),

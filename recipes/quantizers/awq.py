@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from recipes.quantization import InGroups, Rounding, WithKvScales, groups_of
+from recipes.quantization import LLM_COMPRESSOR_WORKER, InGroups, Rounding, WithKvScales, groups_of
 from recipes.quantizers.preset import OTHERS_TOLD, EightBits, ModuleNames, WithOtherSchemes
 from recipes.weight_format import WeightFormat
 
@@ -26,7 +26,7 @@ class AwqQuantization(InGroups, WithOtherSchemes, WithKvScales):
 
     @property
     def worker(self) -> str:
-        return "recipes.quantizers.llm_compressor_worker"
+        return LLM_COMPRESSOR_WORKER
 
     @property
     def weight_formats(self) -> tuple[WeightFormat, ...]:

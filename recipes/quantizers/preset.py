@@ -9,7 +9,13 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from recipes.ignored_modules import check_patterns, is_ignored
-from recipes.quantization import Calibration, Quantization, WithKvScales
+from recipes.quantization import (
+    LLM_COMPRESSOR_WORKER,
+    MODEL_FREE_WORKER,
+    Calibration,
+    Quantization,
+    WithKvScales,
+)
 from recipes.weight_format import WeightFormat
 
 ModuleNames = Annotated[
@@ -147,8 +153,7 @@ class PresetQuantization(WithOtherSchemes, WithKvScales):
 
     @property
     def worker(self) -> str:
-        name = "model_free_worker" if self.is_streamed else "llm_compressor_worker"
-        return f"recipes.quantizers.{name}"
+        return MODEL_FREE_WORKER if self.is_streamed else LLM_COMPRESSOR_WORKER
 
     @property
     def weight_formats(self) -> tuple[WeightFormat, ...]:
