@@ -48,7 +48,7 @@ def model(tmp_path: Path, name: str, stand_in: str = "answers", **changes: Any) 
     identity = ServedModel(serving=arguments, endpoint=changes.get("endpoint"))
     return SimpleNamespace(
         recipe=SimpleNamespace(name=name),
-        stages={"sanity": SimpleNamespace(key=name)},
+        stages={"first_texts": SimpleNamespace(key=name)},
         is_ours=True,
         folder=tmp_path,
         identity=identity,

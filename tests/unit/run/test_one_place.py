@@ -94,7 +94,7 @@ def test_plan_worker_card_tags_verify_and_recheck_follow_the_profile(
     assert past.deployable.serving == variant.identity.serving
     # verify
     assert check_bundle(folder).is_sound
-    (asked,) = opened(folder).glob(f"sanity/{variant.stages['sanity'].key}/stage.json")
+    (asked,) = opened(folder).glob(f"sanity/{variant.stages['first_texts'].key}/stage.json")
 
     def lengthen(record: dict[str, Any]) -> None:
         record["parameters"]["serving"]["engine_arguments"]["max-model-len"] = 2 * length
