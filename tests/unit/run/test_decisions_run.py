@@ -13,7 +13,6 @@ from pretend_stages import PretendModels
 from artifacts.evidence.verify import check_bundle
 from eval_gates.decision_gate import DecisionResult
 from eval_gates.decisions import TurnDecision, kept_kinds
-from pipeline.stages import again_role
 from recipes.policy import Policy
 
 POLICY = Policy.model_validate(
@@ -32,7 +31,7 @@ POLICY = Policy.model_validate(
         },
     }
 )
-REFERENCE = again_role("agents")
+REFERENCE = "agents again"  # as it is shown
 Decide = Callable[[str, int], TurnDecision]
 
 
