@@ -140,7 +140,7 @@ def find_serving_fault(
     for tensor in weights.tensors:
         if tensor.form is None or not is_expert(tensor.name):
             continue
-        lack = find_engine(profile.engine).lacks_experts(features, tensor.form.bits)
+        lack = find_engine(profile.engine).lacks_experts(features)
         if lack:
             return UsageError(
                 f"'{recipe.name}' would quantize experts such as '{tensor.name}', and {lack}",

@@ -159,8 +159,8 @@ class Engine(Protocol):
         """Return why it cannot draft with weights of this `quantization_config`, or ''."""
         return ""
 
-    def lacks_experts(self, features: Collection[str], bits: int) -> str:
-        """Return why it serves no experts of so many bits on such a CPU, or ''."""
+    def lacks_experts(self, features: Collection[str]) -> str:
+        """Return why it serves no quantized experts on such a CPU, or ''."""
         return ""
 
     def speculative_arguments(self, settings: Mapping[str, Any], draft: str) -> dict[str, str]:

@@ -326,10 +326,10 @@ class Vllm(Engine):
             return "vLLM loads no draft model whose modules have several formats (its issue 49893)"
         return ""
 
-    def lacks_experts(self, features: Collection[str], bits: int) -> str:
-        # From fused_moe/experts/cpu_moe.py of 0.32: integers and MXFP4 alike.
-        if bits == 4 and "amx" not in features:
-            return "vLLM serves no experts of 4 bits on a CPU without AMX"
+    def lacks_experts(self, features: Collection[str]) -> str:
+        # From fused_moe/experts/cpu_moe.py of 0.32: integers, FP8 and MXFP4 alike.
+        if "amx" not in features:
+            return "vLLM serves no quantized experts on a CPU without AMX"
         return ""
 
     def speculative_arguments(self, settings: Mapping[str, Any], draft: str) -> dict[str, str]:

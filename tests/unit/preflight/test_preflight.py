@@ -333,12 +333,13 @@ def test_every_recipe_suits_large_models(name: str) -> None:
             assert preflight(config, recipes=(name,), shapes=shapes(config)).faults() == []
 
 
-def test_experts_of_four_bits_need_amx() -> None:
-    made = preflight(MIXTRAL_8X22B, recipes=(AWQ,), shapes=mixtral(MIXTRAL_8X22B))
+@pytest.mark.parametrize("name", [AWQ, "fp8-dynamic", "fp8-block", "int8-w8a8", "mxfp4"])
+def test_quantized_experts_need_amx(name: str) -> None:
+    made = preflight(MIXTRAL_8X22B, recipes=(name,), shapes=mixtral(MIXTRAL_8X22B))
     node = made.choices.node.model_copy(update={"cpu_features": ("avx2", "avx512f")})
     (fault,) = replace(made, choices=replace(made.choices, node=node)).faults()
     assert fault.exit_code == ExitCode.USAGE
-    assert fault.where == f"--recipe {AWQ}; profile cpu, key accelerator"
+    assert fault.where == f"--recipe {name}; profile cpu, key accelerator"
     assert made.faults() == []
 
 
