@@ -21,8 +21,8 @@ from weight_comparer import comparer
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
-from pipeline.preflight.suitability import find_making_faults
-from pipeline.stages.check_weights import check_variant
+from pipeline.preflight.suitability import find_making_faults, find_serving_fault
+from pipeline.stages.check_weights import VerificationResult, check_variant
 from pipeline.stages.context import advance
 from pipeline.stages.quantize import (
     QUANTIZE,
@@ -33,9 +33,10 @@ from pipeline.stages.quantize import (
 from prepare.digest import FileDigests
 from prepare.errors import StageError
 from prepare.events import NullProgress
+from prepare.hardware import cpu_features
 from prepare.stage import StageRecord
 from prepare.store import Store
-from recipes.catalog import load_recipe, recipe_names
+from recipes.catalog import load_profile, load_recipe, recipe_names
 from recipes.checkpoints.checkpoint import Checkpoint, inspect_folder, read_folder
 from recipes.checkpoints.module_kind import module_kind
 from recipes.checkpoints.safetensors_header import TensorEntry
@@ -44,6 +45,8 @@ from recipes.checkpoints.variant_size import variant_weights
 from recipes.checkpoints.weight_files import read_json
 from recipes.ignored_modules import is_ignored
 from recipes.quantization import AnyQuantization, Quantization
+from recipes.rungs import Rung, give_back, rung_of
+from recipes.schema import Recipe
 from recipes.weights.accounting import Compare
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everything]
@@ -143,9 +146,9 @@ class Workshop:
     def quantize(
         self, model: str, name: str, compute: str | None = None, kv_scales: str | None = None
     ) -> Variant:
-        recipe = load_recipe(name)
         digests = FileDigests(self.folder / "digests.json")
         source = inspect_folder(self.folder / model, digests)
+        recipe = made_recipe(name, source)
         own, fp8 = recipe.quantization.ignore, recipe.quantization.is_fp8
         changes: dict[str, Any] = {
             "ignore": ignore_list(source.tensors, source.config, own, fp8=fp8)
@@ -176,6 +179,19 @@ class Workshop:
         return Variant(source, self.folder / "store" / "stages" / "quantize" / spec.key, record)
 
 
+def made_recipe(name: str, source: Checkpoint) -> Recipe:
+    """The recipe of this name; a rung with what it gives back, as a run makes it."""
+    rung = Rung.parse(name)
+    recipe = rung_of(load_recipe(rung.base), rung)
+    if rung.percent is None:
+        return recipe
+    assert source.here is not None
+    return give_back(
+        *(recipe, source.here, source.tensors, source.config),
+        *(rung.percent, "FP8_DYNAMIC", NullProgress()),
+    )[0]
+
+
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
     with comparer(tmp_path_factory.mktemp("comparer")) as compare:
@@ -191,13 +207,17 @@ def stands_for(variant: Variant, module: str) -> dict[str, tuple[str, tuple[int,
     }
 
 
-def verified_layers(workshop: Workshop, variant: Variant) -> int:
-    """Verify it as the stage does; how many layers were compared."""
+def verify(workshop: Workshop, variant: Variant) -> VerificationResult:
+    """Verify it as the stage does."""
     quantization: Quantization = TypeAdapter(AnyQuantization).validate_python(
         variant.record.parameters["quantization"]
     )
-    verified = check_variant(variant.source.path, variant.output, quantization, workshop.compare)
-    return len(verified.layers)
+    return check_variant(variant.source.path, variant.output, quantization, workshop.compare)
+
+
+def verified_layers(workshop: Workshop, variant: Variant) -> int:
+    """How many layers were compared."""
+    return len(verify(workshop, variant).layers)
 
 
 @pytest.mark.parametrize("name", ["fp8-dynamic", "awq-w4a16"])
@@ -410,12 +430,17 @@ def test_models_of_images_are_served(workshop: Workshop, model: str) -> None:
         assert scores["black"] != scores["white"]
 
 
-def served_scores(folder: Path) -> dict[str, list[float]]:
-    """What prompt_scores.py prints."""
+def ask_engine(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run prompt_scores.py on a checkpoint."""
     serving = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
     script = Path(__file__).with_name("prompt_scores.py")
     command = [str(serving), "-I", str(script), str(folder), "The image shows a thing."]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+
+
+def served_scores(folder: Path) -> dict[str, list[float]]:
+    """What prompt_scores.py prints."""
+    done = ask_engine(folder)
     assert done.returncode == 0, done.stderr[-3000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
     found: dict[str, list[float]] = json.loads(line.removeprefix("RESULT "))
@@ -520,3 +545,42 @@ def test_a_fused_set_gets_another_format_as_a_whole(
     assert not list(find_making_faults(load_recipe(str(renamed)), variant.source, weights))
     assert stands_for(variant, module)["weight"][0] == "F8_E4M3"
     assert verified_layers(workshop, variant) == layers
+
+
+@pytest.mark.parametrize(
+    ("model", "percent", "layers"),
+    [("phi3", 10, 2 * 4), ("qwen3_moe", 10, 2 * (4 + 4 * 3)), ("qwen3_moe", 30, 2 * (4 + 4 * 3))],
+)
+def test_a_rung_splits_no_fused_set(
+    workshop: Workshop, model: str, percent: int, layers: int
+) -> None:
+    """At 30 % one layer's experts have 8 bits, and the other's 4."""
+    variant = workshop.variant(model, f"awq-w4a16+{percent}")
+    types: dict[str, set[str]] = {}
+    for name, tensor in variant.tensors.items():
+        module, _, part = name.rpartition(".")
+        if part == "weight_packed" or tensor.dtype == "F8_E4M3":
+            types.setdefault(pattern_of_set(module), set()).add(tensor.dtype)
+    assert all(len(of_set) == 1 for of_set in types.values())
+    assert set().union(*types.values()) == {"I32", "F8_E4M3"}
+    of_experts = [types[pattern] for pattern in sorted(types) if "experts" in pattern]
+    if of_experts:
+        assert of_experts == [{"I32"}, {"I32" if percent == 10 else "F8_E4M3"}]
+    verified = verify(workshop, variant)  # refuses what is not finite
+    assert len(verified.layers) == layers
+    assert verified.outputs is not None  # transformers computes with it, in 16 bits
+    assert 0 < verified.outputs["divergence_nats"] < 0.1
+
+
+@pytest.mark.parametrize("name", ["awq-w4a16+10", "fp8-dynamic"])
+def test_experts_are_served_or_plan_says_why_not(workshop: Workshop, name: str) -> None:
+    variant = workshop.variant("qwen3_moe", name)
+    source = variant.source
+    recipe = made_recipe(name, source)
+    weights = variant_weights(source.tensors, recipe.quantization, source.config)
+    fault = find_serving_fault(recipe, weights, load_profile("cpu"), cpu_features())
+    served = ask_engine(variant.output)
+    assert (fault is None) == (served.returncode == 0), served.stderr[-3000:]
+    if fault is not None:
+        assert "AMX" in fault.message
+        assert "MoE backend supports the deployment" in served.stdout + served.stderr
