@@ -583,4 +583,4 @@ def test_experts_are_served_or_plan_says_why_not(workshop: Workshop, name: str) 
     assert (fault is None) == (served.returncode == 0), served.stderr[-3000:]
     if fault is not None:
         assert "AMX" in fault.message
-        assert "MoE backend supports the deployment" in served.stdout + served.stderr
+        assert "MoE backend" in served.stdout + served.stderr
