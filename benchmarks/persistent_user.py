@@ -26,9 +26,9 @@ import numpy as np
 from gate_power import Replay
 from numpy.typing import NDArray
 
+from eval_gates.quality_gate import Scores, judge_scores
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import find
-from eval_gates.statistics.quality_verdict import Scores, judge_scores
 from pipeline.stages.attempts import AttemptLedger, Counted, Trial, trial_of
 from prepare.errors import UsageError
 from prepare.store import Store

@@ -31,7 +31,7 @@ from eval_gates.answer_log import AnswerLog
 from eval_gates.rows import Answer
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
-from pipeline.plan.progress import PlanProgress
+from pipeline.plan.plan import PlanProgress
 from pipeline.run.copies import JoinedRun
 from pipeline.run.loop import do_pieces
 from pipeline.run.run import Piece, Run

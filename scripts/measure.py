@@ -18,7 +18,7 @@ PRODUCT = ("prepare", "pipeline", "recipes", "eval_gates", "artifacts")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 CEILINGS = {
     "tokens": 354_000,
-    "own_names_imported_per_file": 12.3,
+    "own_names_imported_per_file": 12.4,
     "classes": 503,
     "tuple_assignments": 0,
     "files_in_a_folder": 27,

@@ -1,20 +1,34 @@
-"""A run as stages with their keys.
+"""A run as stages with their keys, and which of them are done.
 
 A key is the digest of name, revision, parameters and inputs' keys, so the plan is known in advance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 from pipeline.plan.recorded_arm import RecordedArm
 from pipeline.serving.served_model import ServedModel
-from pipeline.stages import CHECKED_WEIGHTS, WEIGHTS
+from pipeline.stages import (
+    CHECKED_WEIGHTS,
+    FIRST_TEXTS,
+    WEIGHTS,
+    again_role,
+    answers_role,
+    questions_role,
+)
 from pipeline.stages.attempts import Trial
-from prepare.stage import StageSpec
+from pipeline.stages.evaluate import EVALUATE
+from pipeline.stages.recorded import RECORDED
+from pipeline.stages.sanity import SANITY
+from pipeline.stages.speed import SPEED
+from pipeline.stages.verdict import JUDGE, JudgeParameters, JudgeRuntime
+from prepare.stage import StageRecord, StageReference, StageSpec
+from prepare.store import Store
 from recipes.policy import Policy
 from recipes.schema import AcceleratorName, Recipe, ServingProfile
 
@@ -78,3 +92,86 @@ class Plan:
     def arms(self) -> tuple[Arm, ...]:
         """The baseline, then the variants."""
         return (self.baseline, *self.variants)
+
+
+class PlanProgress:
+    """Reader of the store, at each call: other copies write to it.
+
+    Methods raise StoreError if a record is damaged.
+    """
+
+    def __init__(self, plan: Plan, store: Store) -> None:
+        self.plan = plan
+        self.store = store
+
+    def find(self, spec: StageSpec) -> StageRecord | None:
+        """Return the record of a stage that is done."""
+        return self.store.find_current(spec.stage, spec.key)
+
+    def is_done(self, specs: Iterable[StageSpec]) -> bool:
+        return all(self.find(spec) is not None for spec in specs)
+
+    def made(self) -> set[str]:
+        """Return variants with stored weights."""
+        variants = self.plan.variants
+        return {arm.recipe.name for arm in variants if self.find(arm.stages[WEIGHTS])}
+
+    def stages(self) -> list[StageSpec]:
+        """Return every stage of the run, in order."""
+        variants = self.plan.variants
+        made = chain.from_iterable(arm.making for arm in variants)
+        served = chain.from_iterable(map(self.served, self.plan.arms))
+        speed = chain.from_iterable(self.speed(arm).values() for arm in variants)
+        return [*self.plan.shared.values(), *made, *served, *speed, *map(self.judge, variants)]
+
+    def served(self, arm: Arm) -> list[StageSpec]:
+        """Return what one server start answers, in order."""
+        specs = [arm.stages[role] for role in arm.served]
+        return [spec for spec in specs if spec.stage != SPEED.name]
+
+    def speed(self, arm: Arm) -> dict[str, StageSpec]:
+        """Return open speed gates by role, or a failed variant's measured ones."""
+        speed = {role: spec for role, spec in arm.stages.items() if spec.stage == SPEED.name}
+        if self.has_failed(arm):
+            return {role: spec for role, spec in speed.items() if self.find(spec)}
+        return speed
+
+    def has_failed(self, arm: Arm) -> bool:
+        """Return whether a blocking suite failed."""
+        suites = [n for n, s in self.plan.policy.suites.items() if s.tier != "advisory"]
+        records = (self.find(arm.stages[name]) for name in suites if name in arm.stages)
+        return any(record and EVALUATE.result_of(record).state == "fail" for record in records)
+
+    def fault(self, arm: Arm) -> str:
+        """Return why the model is broken, or ''."""
+        spec = arm.stages.get(FIRST_TEXTS)
+        record = self.find(spec) if spec and spec.stage == SANITY.name else None
+        return SANITY.result_of(record).fault(self.plan.policy.broken) if record else ""
+
+    def judge(self, variant: Arm) -> StageSpec:
+        """Return the verdict's stage, as far as evidence exists."""
+        plan = self.plan
+        inputs: dict[str, StageSpec | StageReference] = {}
+        if plan.baseline.recorded is not None:
+            inputs[RECORDED.name] = plan.baseline.stages[FIRST_TEXTS]
+        for suite in plan.policy.suites:
+            spec = variant.stages[suite]
+            inputs[answers_role("baseline", suite)] = spec.inputs["baseline"]
+            inputs[answers_role("candidate", suite)] = spec
+            inputs[questions_role(suite)] = spec.inputs["questions"]
+            twice = plan.baseline if plan.baseline.recorded is None else variant
+            if again_role(suite) in twice.stages:
+                inputs[again_role(suite)] = twice.stages[again_role(suite)]
+        return JUDGE.spec(
+            variant.recipe.name,
+            JudgeParameters(
+                policy=plan.policy,
+                recipe=variant.recipe.name,
+                trial=plan.trial,
+                family=variant.recipe.family,
+                profile=variant.profile or plan.profile,
+            ),
+            inputs | self.speed(variant),
+            JudgeRuntime(run=plan.run),
+            Path(variant.stages[FIRST_TEXTS].store),
+        )

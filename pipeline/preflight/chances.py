@@ -125,7 +125,7 @@ def _decide_counts(comparison: Comparison, level: float, n: int, lost: int, gain
     """Return what a look at these counts decides."""
     import numpy as np
 
-    from eval_gates.statistics.gaffke import log_chance_below
+    from eval_gates.statistics.bound import log_chance_below
 
     counts = np.array([lost + 1, n - lost - gained, gained], dtype=float)
     points = np.array([-1.0, 0.0, 1.0])

@@ -15,8 +15,7 @@ from eval_gates.clusters import group_by_cluster, means
 from eval_gates.effect import measure_effect
 from eval_gates.quality_gate import check_paired
 from pipeline.plan.compare import kv_dtype, part_name, screening_stages, with_kv_dtype
-from pipeline.plan.plan import MAKING, Arm
-from pipeline.plan.progress import PlanProgress
+from pipeline.plan.plan import MAKING, Arm, PlanProgress
 from pipeline.run.loop import do_pieces
 from pipeline.run.pieces import ArmPieces
 from pipeline.run.run import Run

@@ -7,7 +7,7 @@ from typing import Any
 
 from eval_gates.answer_log import ANSWERS
 from eval_gates.suites.suite_kind import for_worker, kind_of
-from pipeline.plan.progress import PlanProgress
+from pipeline.plan.plan import PlanProgress
 from pipeline.run.run import Run
 from pipeline.run.servers import facts_of
 from pipeline.stages.evaluate import EVALUATE, TEXTS, folder_of, worker_spec

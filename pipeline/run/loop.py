@@ -9,8 +9,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from eval_gates.ask import RateLimitError, TooLongError, UnansweredError
-from pipeline.plan.plan import Arm
-from pipeline.plan.progress import PlanProgress
+from pipeline.plan.plan import Arm, PlanProgress
 from pipeline.run.copies import Lead
 from pipeline.run.pieces import ArmPieces, Pieces, needs_endpoint
 from pipeline.run.run import Piece

@@ -13,8 +13,7 @@ from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Locator
 from pipeline.plan.model_plan import make_plan
-from pipeline.plan.plan import Plan
-from pipeline.plan.progress import PlanProgress
+from pipeline.plan.plan import Plan, PlanProgress
 from pipeline.plan.resolved_options import Choice, choose, registry_uri
 from pipeline.plan.rungs import with_rungs, write_rungs
 from pipeline.preflight.gpu_fit import spread_over_gpus

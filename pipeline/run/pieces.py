@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from artifacts.run_record import report_judged, report_unjudged
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.plan.data_sources import check_laid_out_clusters
-from pipeline.plan.plan import Arm
-from pipeline.plan.progress import PlanProgress
+from pipeline.plan.plan import Arm, PlanProgress
 from pipeline.preflight.power import check_counted
 from pipeline.run.blocks import BlockFinder
 from pipeline.run.first_rows import ask_first_rows, compare_prompts

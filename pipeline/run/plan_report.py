@@ -20,7 +20,7 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Locator, demo_stage
 from pipeline.plan.generation_settings import resolve_generation
 from pipeline.plan.model_plan import make_plan
-from pipeline.plan.progress import PlanProgress
+from pipeline.plan.plan import PlanProgress
 from pipeline.plan.resolved_options import Choice, choose
 from pipeline.plan.rungs import with_rungs
 from pipeline.plan.serving_profile import draft_reference

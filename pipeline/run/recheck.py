@@ -32,8 +32,7 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import served_profile
 from pipeline.plan.checkpoint_resolver import Locator
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.plan.plan import Plan
-from pipeline.plan.progress import PlanProgress
+from pipeline.plan.plan import Plan, PlanProgress
 from pipeline.plan.recorded_arm import record_of_version
 from pipeline.plan.registered_arm import Here, RegisteredPlanner, discard_if_gone
 from pipeline.plan.resolved_options import Choice, environments_of, find_gates, registry_uri

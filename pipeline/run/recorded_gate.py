@@ -20,8 +20,7 @@ from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
 from pipeline.plan.data_sources import SourceResolver
-from pipeline.plan.plan import Arm, Plan
-from pipeline.plan.progress import PlanProgress
+from pipeline.plan.plan import Arm, Plan, PlanProgress
 from pipeline.plan.recorded_arm import ARM, RecordedArm, open_record
 from pipeline.plan.resolved_options import find_gates, registry_uri
 from pipeline.preflight.power import check_power

@@ -26,8 +26,7 @@ from pipeline.plan.checkpoint_resolver import Locator
 from pipeline.plan.compare import load_stage
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.model_plan import served_arm
-from pipeline.plan.plan import Arm, Plan
-from pipeline.plan.progress import PlanProgress
+from pipeline.plan.plan import Arm, Plan, PlanProgress
 from pipeline.plan.resolved_options import choose
 from pipeline.plan.serving_profile import fit_profile, load_named_profile, refuse_unfit
 from pipeline.plan.speed_plan import find_speed_gates

@@ -48,8 +48,7 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import AdoptedVariant, with_facts
 from pipeline.plan.checkpoint_resolver import Located
 from pipeline.plan.model_plan import ModelPlanner
-from pipeline.plan.plan import Plan
-from pipeline.plan.progress import PlanProgress
+from pipeline.plan.plan import Plan, PlanProgress
 from pipeline.plan.resolved_options import with_kv_formats
 from pipeline.run.compare import compare_arms
 from pipeline.run.copies import JoinedRun

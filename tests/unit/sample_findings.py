@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from eval_gates.quality_gate import Scores
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import Finding
-from eval_gates.statistics.quality_verdict import Scores
 
 ALPHA = 0.05
 POINTS = Comparison.points(0.02)

@@ -20,8 +20,7 @@ from three_suites import three_suites
 from pipeline.plan.checkpoint_resolver import Located
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.model_plan import ModelPlanner
-from pipeline.plan.plan import Arm, Plan
-from pipeline.plan.progress import PlanProgress
+from pipeline.plan.plan import Arm, Plan, PlanProgress
 from pipeline.stages import again_role
 from pipeline.stages.verdict import JudgeParameters
 from prepare.digest import FileDigests

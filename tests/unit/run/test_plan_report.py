@@ -16,7 +16,7 @@ from artifacts.requests import ModelRequest
 from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Locator
 from pipeline.plan.model_plan import make_plan
-from pipeline.plan.progress import PlanProgress
+from pipeline.plan.plan import PlanProgress
 from pipeline.plan.resolved_options import choose
 from pipeline.plan.rungs import write_rungs
 from pipeline.preflight.survey import Survey, survey

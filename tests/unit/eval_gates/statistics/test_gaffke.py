@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta, binom
 
-from eval_gates.statistics import gaffke
-from eval_gates.statistics.bound import mean_bounds, p_value
-from eval_gates.statistics.gaffke import log_chance_below, lower_bound
+from eval_gates.statistics import bound
+from eval_gates.statistics.bound import log_chance_below, lower_bound, mean_bounds, p_value
 
 LEVELS = (0.499, 0.1, 0.01, 1e-4, 1e-6, 1e-9)
 
@@ -91,16 +90,16 @@ def test_many_distinct_values_only_widen_the_bound(monkeypatch: pytest.MonkeyPat
     draw = np.random.default_rng(5)
     values = np.clip(draw.normal(-0.003, 0.1, 3_000), -1, 1)
     merged, p_merged = mean_bounds(values, 0.0175), p_value(values, -0.01, lowest=-1.0)
-    monkeypatch.setattr(gaffke, "MAX_DISTINCT", 10**9)
+    monkeypatch.setattr(bound, "MAX_DISTINCT", 10**9)
     exact, p_exact = mean_bounds(values, 0.0175), p_value(values, -0.01, lowest=-1.0)
-    assert 0 <= exact.lower - merged.lower <= gaffke.GRID
-    assert 0 <= merged.upper - exact.upper <= gaffke.GRID
+    assert 0 <= exact.lower - merged.lower <= bound.GRID
+    assert 0 <= merged.upper - exact.upper <= bound.GRID
     assert p_merged >= p_exact
 
 
 def test_values_on_the_grid_are_not_moved() -> None:
     values = np.arange(-600, 600) / 1e4
-    points, times = gaffke.merge_down(values, np.ones(1200))
+    points, times = bound.merge_down(values, np.ones(1200))
     assert np.all(points <= values[np.searchsorted(values, points)])
     assert times.sum() == 1200
     assert points.size >= 1_000

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_findings import ALPHA, POINTS, RECOVERY, finding, scores
 
+from eval_gates.quality_gate import judge_scores
 from eval_gates.statistics.assay_sensitivity import SensitivityCheck
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.quality_verdict import judge_scores
 
 
 @pytest.mark.parametrize(
