@@ -140,7 +140,7 @@ class TestBody:
     def test_what_the_scales_of_the_cache_clip(self, run: FakeRun) -> None:
         verdict = read_verdict(run.bundle() / "prepare-evidence")
         changed = Evidence.of_verdict(run.store, verdict.judges[RECIPE])
-        record = Evidence.of_variant(run.store, verdict.judges[RECIPE]).quantize.record
+        record = Evidence.of_variant(run.store, verdict.judges[RECIPE]).weights.record
         clipping = KvClipping(
             tokens=4096, keys=0.0012, values=0.0, worst_layer="layers.3", worst_share=0.02
         )
