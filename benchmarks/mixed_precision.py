@@ -13,8 +13,8 @@ more bytes:
     random   ten orders, filled to the same bytes
 
 Prints one JSON line. Exits with 1 if the chosen sets lose more than the edges or than the mean of
-the random ones, at either size, which is so on the demo model: the edges lose less. It takes 20
-minutes of CPU time; on two cores shared with ten other processes it took more than an hour.
+the random ones, at either size, which is so on the demo model: the edges lose less. It takes
+about 35 minutes of CPU time.
 """
 
 from __future__ import annotations
