@@ -143,7 +143,8 @@ class Registry:
                 f"nothing is registered as '{name}'",
                 where=self.uri,
                 hint=f"{did_you_mean(name, self.names())}known: "
-                f"{', '.join(self.names()) or 'nothing yet'}",
+                f"{', '.join(self.names()) or 'nothing yet'}; `prepare model` registers a variant "
+                "that passes, and --registry names another registry",
             )
         return model
 

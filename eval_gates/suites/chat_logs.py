@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,7 +47,9 @@ def read_conversation(row: Mapping[str, Any], place: str, remarks: list[str]) ->
             return {"prompt": prompt}
         raise EvaluationDataError("the line has no conversation", where=place, hint=_HINT)
     messages, ends = _places_to_write(row, place, remarks)
-    return chat_of(messages[: ends[-1]], _read_tools(row, place, ()))
+    tools = _read_tools(row, place, ())
+    remarks += _remarks_on_calls(messages, tools, place)
+    return chat_of(messages[: ends[-1]], tools)
 
 
 def chat_of(messages: list[dict[str, Any]], tools: list[Any]) -> dict[str, Any]:
@@ -174,6 +176,7 @@ def read_turns(
         tools = _read_tools(row, place, carried)
         fields = {key: row[key] for key in row.keys() - {"messages", "tools", "functions"}}
         messages, ends = _places_to_write(row, place, remarks)
+        remarks += _remarks_on_calls(messages, tools, place)
         parts = [chat_of(messages[: ends[0]], tools)]
         parts += [{"messages": messages[a:b]} for a, b in pairwise(ends)]
         digests = _digests_along(parts)
@@ -262,6 +265,8 @@ def _read_message(message: Mapping[str, Any], where: str, remarks: list[str]) ->
     kept = _TEXTS_OF.get(role, ())
     read |= {key: str(message[key]) for key in kept if isinstance(message.get(key), str | int)}
     if role != "assistant":
+        if role == "user" and not text.strip():
+            remarks.append(f"{where}: the user writes nothing, and is read so")
         return read
     calls = message.get("tool_calls") or []
     if not calls and message.get("function_call"):
@@ -333,6 +338,30 @@ def _read_tools(row: Mapping[str, Any], place: str, carried: Collection[str]) ->
         names.add(name)
         tools.append(tool)
     return tools
+
+
+def tool_name(tool: Any) -> str:
+    """Return a tool's name; a text is the name of a carried one."""
+    return tool if isinstance(tool, str) else str(tool["function"]["name"])
+
+
+def _remarks_on_calls(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], place: str
+) -> Iterator[str]:
+    """Yield calls of tools that the line does not offer, and results of no call."""
+    offered = set(map(tool_name, tools))
+    called = set[str]()
+    for number, message in enumerate(messages, start=1):
+        where = f"{place}, message {number}"
+        for call in message.get("tool_calls", ()):
+            called.add(call["id"])
+            name = call["function"]["name"]
+            if name not in offered:
+                offered.add(name)  # once a line
+                yield f"{where}: it calls '{name:.80}', which is not among the line's tools"
+        answered = message.get("tool_call_id")
+        if answered is not None and answered not in called:
+            yield f"{where}: it is the result of no call before it ('{answered:.80}')"
 
 
 def _has_parameters(function: Mapping[str, Any]) -> bool:

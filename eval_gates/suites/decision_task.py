@@ -14,6 +14,7 @@ from recipes.schema import Family
 
 Rung = Annotated[int, Field(ge=1, le=128)]
 DecisionKind = Literal["calls", "tool", "arguments", "talks", "declines", "helps"]
+ABOUT_CALLS: tuple[DecisionKind, ...] = ("calls", "tool", "arguments")
 
 
 class DecisionsTask(EvalTask):

@@ -32,8 +32,15 @@ from eval_gates.suites.chat_logs import (
     read_turns,
     tell,
     tokenized,
+    tool_name,
 )
-from eval_gates.suites.decision_task import DecisionsPolicy, DecisionsTask, KindGate, gates_of
+from eval_gates.suites.decision_task import (
+    ABOUT_CALLS,
+    DecisionsPolicy,
+    DecisionsTask,
+    KindGate,
+    gates_of,
+)
 from eval_gates.suites.json_lines import FIELDS, read_rows, write_rows
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read, Render, SuiteKind
@@ -96,6 +103,21 @@ class Decisions(SuiteKind[DecisionsTask]):
             )
         write_rows(order.output / TEXTS, chats)
         return questions, {}
+
+    def known_questions(self, task: DecisionsTask, order: QuestionOrder) -> list[Question]:
+        questions, _ = self.questions(task, order)
+        gates: Sequence[tuple[str, KindGate]] = ()
+        if isinstance(task, Suite):
+            gates = gates_of(task)
+        about_calls = [kind for kind, _ in gates if kind in ABOUT_CALLS]
+        turns = self._turns(order.source, order.folder)
+        if about_calls and not any(turn.tools for turn in turns):
+            raise EvaluationDataError(
+                f"no line of the log has tools, so a gate on '{about_calls[0]}' decides nothing",
+                where=str(order.folder),
+                hint="log the key 'tools' of each request, too; or remove the gate",
+            )
+        return questions
 
     def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
         return len(self._known(suite, identity, folder))
@@ -303,11 +325,6 @@ def _asked(turns: Sequence[Turn], task: DecisionsTask) -> list[tuple[Turn, str, 
                 if rung >= len(own):
                     asked.append((turn, f"{rung} tools", others[: rung - len(own)]))
     return asked
-
-
-def tool_name(tool: Any) -> str:
-    """Return a tool's name; a text is the name of a carried one."""
-    return tool if isinstance(tool, str) else str(tool["function"]["name"])
 
 
 class _Written(NamedTuple):

@@ -104,6 +104,19 @@ class SourceResolver:
             questions = kind.known_questions(suite, order)
         judged_apart(questions, kind.folder_files(folder), suite.cluster_by, self.note)
 
+    def note_remarks(self, policy: Policy) -> None:
+        """Note what suites read otherwise in local files; a run notes it when it lays them out.
+
+        The files are valid (:meth:`faults`).
+        """
+        for name, suite in policy.suites.items():
+            source = self.suite(name, suite)
+            if source.identity.kind != "folder":
+                continue
+            with TemporaryDirectory() as made:
+                order = QuestionOrder(source.identity, source.folder, Path(made), self.progress)
+                kind_of(suite).known_questions(suite, order)
+
     def note_unread(self, policy: Policy) -> None:
         """Note the names of the folder's files that no suite reads."""
         if self.eval_data is None:

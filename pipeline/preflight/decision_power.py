@@ -72,8 +72,9 @@ class DecisionGatePower:
             f"the gate '{self.name}' cannot pass: even when no decision changes it takes {least} "
             f"sessions with such a turn, and about {self.sessions} are assumed",
             where=f"policy key suites.{self.suite}, margins of {self.family}",
-            hint="give more sessions; or a wider margin; or 'tier: supporting'; 'sessions' is the "
-            "assumed share that has such a turn",
+            hint="give more sessions; or a wider margin; or 'tier: supporting'; or, next to the "
+            f"margins, the share of your sessions that has such a turn (now 'sessions: "
+            f"{self.gate.sessions:g}')",
         )
 
 

@@ -182,6 +182,7 @@ def forecast(
 
     try:
         if not faults:  # else a run ends here, before it reads any weights
+            sources.note_remarks(policy)
             _check_here(choices, settings, hash_all=hash_all)
             trusts_code = choices.asked.trust_remote_code
             known = choices.checkpoints

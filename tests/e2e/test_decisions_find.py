@@ -192,3 +192,25 @@ def test_a_cache_of_four_bits(
     assert gates["agents tool"]["verdict"] == "fail"
     assert gates["tools"]["verdict"] == "fail"
     assert any("call marks" in note for note in report["notes"])
+
+
+def test_fp8_as_it_comes(gate: Gate) -> None:
+    """Quantized and served by `prepare model`, decisions alone: single turns need a parser."""
+    suites = POLICY[: POLICY.index("  tools:\n")]
+    policy = gate.root / "decisions.yaml"
+    policy.write_text(suites)
+    shown = prepare(gate.root / "store", "show", "cpu").stdout
+    profile = gate.root / "profile.yaml"
+    profile.write_text(shown.replace("max-model-len: 2048", "max-model-len: 4096"))
+    done = prepare(
+        gate.root / "store",
+        "model",
+        *(str(gate.model), "--recipe", "fp8-dynamic", "--profile", str(profile)),
+        *("--policy", str(policy), "--eval-data", str(gate.data), "--json"),
+    )
+    report = json.loads(done.stdout)
+    for result in gates_of(report).values():
+        told = ("name", "verdict", "n", "candidate", "lower", "upper", "turns", "kept_turns")
+        print({key: result.get(key) for key in told}, flush=True)
+    assert done.returncode == 0, report
+    assert gates_of(report)["agents calls"]["kept_turns"] >= 90

@@ -86,6 +86,18 @@ def test_a_log_whose_lines_continue_each_other_is_refused(tmp_path: Path) -> Non
     check(own(cluster_by="session"), tmp_path, Listener())
 
 
+def test_plan_tells_what_a_log_is_read_as(tmp_path: Path) -> None:
+    said = [{"role": "developer", "content": "be short"}, {"role": "user", "content": "one"}]
+    (tmp_path / "log.jsonl").write_text(json.dumps({"messages": said}) + "\n")
+    suite = {"kind": "fidelity", "data": str(tmp_path / "log.jsonl"), "margins": {"fp8": 0.1}}
+    own = Policy.model_validate({"name": "p", "summary": "s", "suites": {"mine": suite}})
+    listener = Listener()
+    digests = FileDigests(tmp_path / "digests.json")
+    SourceResolver(None, "e", digests, listener).note_remarks(own)
+    (note,) = listener.notes
+    assert "line 1, message 1: the role developer" in note
+
+
 def test_an_advisory_suite_gets_a_note(tmp_path: Path) -> None:
     listener = Listener()
     check(policy(tier="advisory"), tmp_path, listener)

@@ -221,14 +221,24 @@ def test_lines_of_one_session_do_not_repeat_a_turn() -> None:
 
 @pytest.mark.parametrize("arguments", ['{"a": 1}', {"a": 1}])
 def test_arguments_are_a_text_or_an_object(arguments: Any) -> None:
-    turns, remarks = read({"messages": [ASK, call(arguments), RESULT]})
+    turns, remarks = read({"messages": [ASK, call(arguments), RESULT], "tools": [TOOL]})
     (found,) = turns[-1].messages[1]["tool_calls"]
     assert found["function"]["arguments"] == '{"a": 1}'
     assert not remarks
 
 
+def test_what_a_line_does_not_offer_or_did_not_ask_is_told() -> None:
+    other = {**RESULT, "tool_call_id": "nobody's"}
+    silent = {"role": "user", "content": None}
+    row = {"messages": [silent, call("{}", "{}"), RESULT, other, SAID, ASK], "tools": []}
+    _, remarks = read(row)
+    places = [remark.split(":")[0] for remark in remarks]
+    assert places == [f"logs.jsonl, line 1, message {number}" for number in (1, 2, 4)]
+
+
 def test_parallel_calls_stay_together() -> None:
-    turns, remarks = read({"messages": [ASK, call("{}", "{}"), RESULT, RESULT]})
+    row = {"messages": [ASK, call("{}", "{}"), RESULT, RESULT], "tools": [TOOL]}
+    turns, remarks = read(row)
     assert [len(turn.messages) for turn in turns] == [1, 4]
     assert len(turns[1].messages[1]["tool_calls"]) == 2
     assert not remarks

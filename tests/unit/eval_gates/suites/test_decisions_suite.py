@@ -362,3 +362,17 @@ def test_a_variant_is_not_compared_with_itself(tmp_path: Path, lost: slice) -> N
     with Arm(lambda prompt: "Nothing.") as server, pytest.raises(StageError) as caught:
         rows_of(kind, questions, server.url, baseline)
     assert questions[lost][0].id in caught.value.message
+
+
+def test_a_gate_on_calls_needs_tools_in_the_log(tmp_path: Path) -> None:
+    file = tmp_path / "logs.jsonl"
+    file.write_text("".join(json.dumps({"messages": LOG[0]["messages"]}) + "\n" for _ in range(2)))
+    order = QuestionOrder(QuestionSource(kind="folder"), file, tmp_path, Listener())
+    gates: dict[str, Any] = {"margins": {"fp8": 0.1}, "prompt_format": "chat"}
+    talks = {"talks": {"margins": {"fp8": 0.1}}}
+    calls = {"calls": {"margins": {"fp8": 0.1}}}
+    Decisions().known_questions(Decisions.policy.model_validate({**gates, "kinds": talks}), order)
+    with pytest.raises(EvaluationDataError, match="no line of the log has tools"):
+        Decisions().known_questions(
+            Decisions.policy.model_validate({**gates, "kinds": calls}), order
+        )
