@@ -26,13 +26,21 @@ def fp8(values: Any) -> Any:
     return ((wide / scale).to(torch.float8_e4m3fn).float() * scale).to(values.dtype)
 
 
+def wide_model(checkpoint: str) -> Any:
+    """Return a model in float32: many CPUs emulate bf16, which takes up to 50 times as long."""
+    from recipes.quantizers.models import ComputeDtype, load_model
+
+    model = load_model(checkpoint, False)
+    ComputeDtype("float32").widen(model)
+    return model
+
+
 def calibrated_model(asked: dict[str, Any]) -> tuple[Any, list[list[int]]]:
     """Return the model after AWQ, not compressed, and the blocks that it did not see."""
     from transformers import AutoTokenizer, set_seed
 
     from recipes.quantizers import llm_compressor_worker as worker
     from recipes.quantizers.calibration import calibration_blocks
-    from recipes.quantizers.models import load_model
     from recipes.quantizers.modifiers import modifiers
 
     class Quiet:
@@ -55,7 +63,7 @@ def calibrated_model(asked: dict[str, Any]) -> tuple[Any, list[list[int]]]:
     unseen = blocks[CALIBRATED : CALIBRATED + asked["blocks"]]
     worker.leave_memory_unpinned()
     set_seed(few["seed"])
-    model = load_model(asked["checkpoint"], False)
+    model = wide_model(asked["checkpoint"])
     spec = {"quantization": quantization, "group_sizes": [128, 64, 32]}
     chosen = modifiers(quantization, model, worker.group_size_of(spec, model))
     worker.calibrate(model, tokenizer, chosen, seen, CALIBRATED)
@@ -97,12 +105,10 @@ def values_of(model: Any) -> Iterator[tuple[str, Any, Any]]:
 
 def main() -> None:
     """Measure every allocation."""
-    from recipes.quantizers.models import load_model
-
     asked = json.loads(Path(sys.argv[2]).read_text())
     quantized, unseen = calibrated_model(asked)
     blocks = torch.tensor(unseen)
-    model = load_model(asked["checkpoint"], False)
+    model = wide_model(asked["checkpoint"])
     head = model.get_output_embeddings().weight.float()
     ours = hidden(model, blocks)
     # Norms and other unquantized tensors took AWQ's scales, too.

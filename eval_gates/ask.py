@@ -116,7 +116,7 @@ class Request(NamedTuple):
     body: dict[str, Any]  # of chat requests in the richest form
     read: Callable[[Any], Any]  # parses the answer's JSON; ValueError if it lacks a part
     length: int = 0  # tokens of prompt and answer
-    name: str = ""  # of the question, for messages
+    name: str = ""  # of a conversation that a template renders, for messages
 
 
 class Client:
@@ -300,7 +300,7 @@ class Client:
 
         length = len(tokens) + (room if isinstance(room, int) else 0)
         path = CHAT if is_messages else "completions"
-        return Request(path, body, read, length, question.id)
+        return Request(path, body, read, length, question.id if question.messages else "")
 
     def _messages(self, question: Question) -> list[Any]:
         if question.messages:

@@ -146,11 +146,18 @@ def sessions_of(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
         digests = [digest_json([line])]
         if row.get("messages"):
             messages, ends = _places_to_write(row, place, [])
-            parts = [chat_of(messages[: ends[0]], _read_tools(row, place, ()))]
-            parts += [{"messages": messages[a:b]} for a, b in pairwise(ends)]
-            digests = _digests_along(parts)
+            tools = _read_tools(row, place, ())
+            digests = _digests_along(_parts_of(messages, ends, tools))
         names.append(sessions.of_line(line, row, digests)[0])
     return names
+
+
+def _parts_of(
+    messages: list[dict[str, Any]], ends: Sequence[int], tools: list[Any]
+) -> list[dict[str, Any]]:
+    """Return what is before the first turn, and what each further one adds to it."""
+    first = chat_of(messages[: ends[0]], tools)
+    return [first, *({"messages": messages[begin:end]} for begin, end in pairwise(ends))]
 
 
 def _digests_along(parts: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -164,6 +171,7 @@ def read_turns(
 ) -> tuple[list[Turn], list[str]]:
     """Return each place at which an assistant writes, and what was read otherwise, with its line.
 
+    Reports have these remarks, so they name nothing of the log.
     The first of a session's equal turns counts. `rows` have their places, and `carried` the names
     of tools that a line may name. EvaluationDataError: a line is no conversation.
     """
@@ -177,12 +185,11 @@ def read_turns(
         fields = {key: row[key] for key in row.keys() - {"messages", "tools", "functions"}}
         messages, ends = _places_to_write(row, place, remarks)
         remarks += _remarks_on_calls(messages, tools, place)
-        parts = [chat_of(messages[: ends[0]], tools)]
-        parts += [{"messages": messages[a:b]} for a, b in pairwise(ends)]
+        parts = _parts_of(messages, ends, tools)
         digests = _digests_along(parts)
         session, continues = sessions.of_line(line, row, digests)
         if continues:
-            remarks.append(f"{place}: it continues the session '{session:.80}', and is read so")
+            remarks.append(f"{place}: it continues the session of an earlier line, and is read so")
         fields[SESSION] = session
         before: Turn | None = None
         for end, added, digest in zip(ends, parts, digests, strict=True):
@@ -348,7 +355,7 @@ def tool_name(tool: Any) -> str:
 def _remarks_on_calls(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], place: str
 ) -> Iterator[str]:
-    """Yield calls of tools that the line does not offer, and results of no call."""
+    """Yield where tools are called that the line does not offer, and results of no call."""
     offered = set(map(tool_name, tools))
     called = set[str]()
     for number, message in enumerate(messages, start=1):
@@ -358,10 +365,10 @@ def _remarks_on_calls(
             name = call["function"]["name"]
             if name not in offered:
                 offered.add(name)  # once a line
-                yield f"{where}: it calls '{name:.80}', which is not among the line's tools"
+                yield f"{where}: it calls a tool that is not among the line's tools"
         answered = message.get("tool_call_id")
         if answered is not None and answered not in called:
-            yield f"{where}: it is the result of no call before it ('{answered:.80}')"
+            yield f"{where}: it is the result of no call before it"
 
 
 def _has_parameters(function: Mapping[str, Any]) -> bool:

@@ -119,6 +119,9 @@ class Decisions(SuiteKind[DecisionsTask]):
             )
         return questions
 
+    def remarks(self, identity: QuestionSource, folder: Path) -> list[str]:
+        return read_turns(self.read(identity, folder), carried_tools())[1]
+
     def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
         return len(self._known(suite, identity, folder))
 

@@ -106,6 +106,12 @@ class Fidelity(SuiteKind[FidelityTask]):
         ]
         return questions, {}
 
+    def remarks(self, identity: QuestionSource, folder: Path) -> list[str]:
+        remarks = list[str]()
+        for place, row in self.read(identity, folder):
+            read_conversation(row, place, remarks)
+        return remarks
+
     def count_clusters(
         self, suite: Suite, identity: QuestionSource, folder: Path | None
     ) -> int | None:

@@ -108,6 +108,13 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
         questions, _ = self.questions(task, order)
         return questions
 
+    def remarks(self, identity: QuestionSource, folder: Path) -> list[str]:
+        """Return what `questions` would read otherwise than a folder's files have it, with lines.
+
+        EvaluationDataError for malformed ones.
+        """
+        return []
+
     def open(self, task: Task, questions: Sequence[Question], folder: Path) -> None:
         """Read what rendering and scoring need; runs in `evaluate`, with all laid-out questions.
 

@@ -14,6 +14,7 @@ from typing import Any
 import recipes
 from eval_gates.clusters import repeated_field
 from eval_gates.question_set import judged_apart
+from eval_gates.suites.chat_logs import tell
 from eval_gates.suites.json_lines import question_files, read_rows
 from eval_gates.suites.sources import QuestionSource, SuiteSource
 from eval_gates.suites.suite_kind import QuestionOrder, kind_of
@@ -111,11 +112,8 @@ class SourceResolver:
         """
         for name, suite in policy.suites.items():
             source = self.suite(name, suite)
-            if source.identity.kind != "folder":
-                continue
-            with TemporaryDirectory() as made:
-                order = QuestionOrder(source.identity, source.folder, Path(made), self.progress)
-                kind_of(suite).known_questions(suite, order)
+            if source.identity.kind == "folder" and source.folder is not None:
+                tell(kind_of(suite).remarks(source.identity, source.folder), self.progress)
 
     def note_unread(self, policy: Policy) -> None:
         """Note the names of the folder's files that no suite reads."""
