@@ -50,7 +50,7 @@ def ask_both(served: Sequence[str], number: int) -> dict[str, Any]:
     from eval_gates.model_tokenizer import Tokenizer
     from eval_gates.suites import mmlu
 
-    rows = [{**row, "subject": "all"} for row in mmlu.read_builtin()]
+    rows = [{**row, "subject": "all"} for row in mmlu.read_development()]
     asked = mmlu.lay_out(rows[SHOTS : SHOTS + number], rows[:SHOTS], "letter", SHOTS)
     client = Client(
         url,

@@ -42,7 +42,7 @@ from eval_gates.suites.decision_task import (
     gates_of,
 )
 from eval_gates.suites.json_lines import FIELDS, read_rows, write_rows
-from eval_gates.suites.sources import QuestionSource
+from eval_gates.suites.sources import QuestionSource, SourceLookup, SuiteSource
 from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read, Render, SuiteKind
 from prepare.digest import digest_json
 from prepare.errors import EvaluationDataError, StageError, UsageError
@@ -75,6 +75,11 @@ class Decisions(SuiteKind[DecisionsTask]):
 
     def __init__(self) -> None:
         self._chats: dict[str, dict[str, Any]] = {}
+
+    def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
+        source = super().find_source(name, suite, lookup)
+        tools = lookup.digest_of(CARRIED_TOOLS)  # rows have only their names
+        return replace(source, identity=source.identity.model_copy(update={"tools": tools}))
 
     def questions(self, task: DecisionsTask, order: QuestionOrder) -> Read:
         turns, remarks = read_turns(self.read(order.source, order.folder), carried_tools())

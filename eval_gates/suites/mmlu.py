@@ -59,7 +59,7 @@ def subject_groups() -> dict[str, list[str]]:
     return groups
 
 
-def read_builtin() -> list[Row]:
+def read_development() -> list[Row]:
     """Return the development questions."""
     return [_question(row, place) for place, row in read_rows(DEV_FILE)]
 
@@ -145,6 +145,7 @@ class Mmlu(SuiteKind[MmluTask]):
         14_042,
     )
     packaged = 280
+    packaged_file = DEV_FILE
     carried = QUIZ_FILE
     guessing = 0.25  # at least: keys may be unbalanced
     benchmark = hub.benchmark("MMLU")
@@ -153,13 +154,13 @@ class Mmlu(SuiteKind[MmluTask]):
         source = order.source
         shots = task.num_fewshot
         if source.kind == "packages":
-            questions = read_builtin()
+            questions = read_development()
             # One subject has only three questions, and a question is not its own example.
             shots = min(shots, PACKAGED_SHOTS)
             if shots < task.num_fewshot:
                 order.progress.note(
-                    f"{shots} worked examples instead of {task.num_fewshot}: the packages carry "
-                    "no more"
+                    f"{shots} worked examples instead of {task.num_fewshot}: the source "
+                    "'packages' has no more"
                 )
         else:
             questions = self._rows(order)

@@ -56,7 +56,7 @@ class RougeTask(GeneratingTask):
     max_tokens: MaxTokens = 96
 
 
-def read_builtin() -> list[Document]:
+def read_carried() -> list[Document]:
     """Return the project's documents."""
     return [_document(row, place) for place, row in read_rows(CARRIED_FILE)]
 

@@ -22,6 +22,7 @@ class QuestionSource(SparseRecord):
 
     kind: Literal["folder", "hub", "packages", "builtin", "task"]
     digest: str | None = Field(None, description="of what a folder, a file or a task's files hold")
+    tools: str | None = Field(None, description="digest of this project's tools, which logs name")
     environment: str | None = Field(None, description="identity of the one with the packages")
     id: str | None = Field(None, description="of the dataset on the Hub")
     config: str | None = None
@@ -110,7 +111,8 @@ class SourcedKind:
     examples_stem: str | None = None  # of files there that hold worked examples
     other_stem: str | None = None  # of files there that belong to another suite
     hub: HubQuestions | None = None
-    packaged: int | None = None  # questions that the packages of `evaluate` carry
+    packaged: int | None = None  # questions of the source `packages`
+    packaged_file: Path | None = None  # the project's own file with them; None: `evaluate` has them
     carried: Path | None = None  # the project's own questions
 
     def find_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
@@ -275,7 +277,12 @@ class SourcedKind:
             if revision is not None:
                 return self.hub.source.model_copy(update={"revision": revision}), None
         if source == "packages" and self.packaged is not None:
-            return QuestionSource(kind="packages", environment=lookup.environment), None
+            file = self.packaged_file
+            digest = lookup.digest_of(file) if file is not None else None
+            packages = QuestionSource(
+                kind="packages", digest=digest, environment=lookup.environment
+            )
+            return packages, None
         if source == "builtin" and self.carried is not None:
             return QuestionSource(kind="builtin", digest=lookup.digest_of(self.carried)), None
         return None, None

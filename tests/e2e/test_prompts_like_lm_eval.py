@@ -35,7 +35,7 @@ ROOT = Path(lm_eval.tasks.__file__).parent / "mmlu"
 def carried():
     '''The development questions that lm-eval carries, by subject.'''
     found = {}
-    for question in mmlu.read_builtin():
+    for question in mmlu.read_development():
         found.setdefault(question["subject"], []).append(question)
     return found
 

@@ -118,7 +118,7 @@ class TestMmlu:
         assert facts["questions"] == 279  # one is there twice
         assert {row["prompt"].count("Answer: ") for row in rows} == {2}
         assert all(row["prompt"].count(row["question"]) == 1 for row in rows)
-        assert "2 worked examples instead of 5: the packages carry no more" in listener.notes
+        assert "2 worked examples instead of 5: the source 'packages' has no more" in listener.notes
 
 
 class TestHumanEval:

@@ -15,11 +15,13 @@ from hub_stand_in import HubStandIn, Repository
 from listener import Listener
 from small_checkpoint import write_files
 
-from eval_gates.suites import rouge
+from eval_gates.suites import decisions, rouge
+from eval_gates.suites.decisions import Decisions
 from eval_gates.suites.humaneval import HumanEval
 from eval_gates.suites.lm_eval_suite import LmEval
 from eval_gates.suites.mbpp import Mbpp
-from eval_gates.suites.mmlu import Mmlu
+from eval_gates.suites.mmlu import DEV_FILE, Mmlu
+from eval_gates.suites.needles import NeedlesKind
 from eval_gates.suites.rouge import Rouge
 from eval_gates.suites.suite_kind import kind_named
 from pipeline.plan.data_sources import (
@@ -206,6 +208,33 @@ class TestSuite:
         assert found.identity.model_dump() == {"kind": "builtin", "digest": digest}
         assert found.folder is None
         assert resolving.notes == []
+
+    @pytest.mark.parametrize(
+        ("kind", "place", "suite"),
+        [
+            (Mmlu, "packaged_file", {"sources": ["packages"]}),
+            (Mmlu, "carried", {"sources": ["builtin"]}),
+            (NeedlesKind, "carried", {}),
+            (decisions, "CARRIED_TOOLS", {"kind": "decisions", "prompt_format": "chat"}),
+        ],
+    )
+    def test_a_changed_carried_file_is_another_source(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        kind: Any,
+        place: str,
+        suite: dict[str, Any],
+    ) -> None:
+        """The key of `questions` has the source alone."""
+        policy = getattr(kind, "policy", Decisions.policy)
+        asked = policy.model_validate({"margins": MARGINS, **suite})
+        before = Resolving(tmp_path).resolver.suite("suite", asked).identity
+        changed = tmp_path / "changed.jsonl"
+        changed.write_bytes(getattr(kind, place).read_bytes() + b"\n")
+        monkeypatch.setattr(kind, place, changed)
+        after = Resolving(tmp_path).resolver.suite("suite", asked).identity
+        assert after != before
 
     @pytest.mark.parametrize(
         "suite",
@@ -521,7 +550,9 @@ class TestHub:
         assert "fallback: builtin" in refused["hint"]
         # A commit needs no looking up; whether it is in the Hub's cache shows when it is read.
         assert pinned["identity"] == {"hub": "org/chats", "revision": "abc"}
-        assert elsewhere["identity"] == {"kind": "packages", "environment": "e"}
+        digest = digest_bytes(DEV_FILE.read_bytes())
+        identity = {"kind": "packages", "environment": "e", "digest": digest}
+        assert elsewhere["identity"] == identity
         assert elsewhere["questions"] == 280
         assert none_left["kind"] == "EvaluationDataError"
         assert [note.partition(":")[0] for note in said["notes"]] == ["awq", "mmlu"]
