@@ -15,7 +15,7 @@ from pydantic import Field
 from eval_gates.clusters import group_by_cluster, means
 from eval_gates.gate_result import SCORE, GateResult, Verdict, format_percent
 from eval_gates.rows import Answer
-from eval_gates.statistics.assay_sensitivity import check_sensitivities
+from eval_gates.statistics.assay_sensitivity import check_sensitivities, insensitive_checks
 from eval_gates.statistics.bound import mean_bounds, p_value
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.stopping import GateRule
@@ -154,10 +154,10 @@ def _compare(
     limits = {"lowest": comparison.lowest, "highest": comparison.highest}
     bounds = mean_bounds(values, rule.alpha, **limits)
     checks = check_sensitivities(baseline, guessing, comparison)
-    insensitive = max(check.p_insensitive for check in checks)
+    is_sensitive = not insensitive_checks(checks, rule.alpha)
     mean_before = sum(before) / count
     mean_after = sum(after) / count
-    verdict, words = _decide(bounds.lower, bounds.upper, comparison, insensitive <= rule.alpha)
+    verdict, words = _decide(bounds.lower, bounds.upper, comparison, is_sensitive)
     change = mean_bounds([a - b for a, b in zip(after, before, strict=True)], rule.alpha)
     return {
         "n": count,
@@ -174,7 +174,8 @@ def _compare(
         if comparison.kind == "recovery"
         else None,
         "p_value": max(
-            insensitive, p_value(values, comparison.threshold, lowest=comparison.lowest)
+            p_value(values, comparison.threshold, lowest=comparison.lowest),
+            *(check.p_insensitive for check in checks),
         ),
         "verdict": verdict,
         "reason": f"{format_percent(mean_after, 1)}, the baseline {format_percent(mean_before, 1)}"

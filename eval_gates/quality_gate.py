@@ -20,11 +20,11 @@ from eval_gates.statistics.assay_sensitivity import (
     ChanceKind,
     SensitivityCheck,
     check_sensitivities,
-    own_gains,
+    insensitive_checks,
 )
 from eval_gates.statistics.bound import mean_bounds
-from eval_gates.statistics.looks import Finding, find, min_unchanged_values
-from eval_gates.stopping import GateRule
+from eval_gates.statistics.looks import Finding, min_unchanged_values
+from eval_gates.stopping import GateRule, look_at
 from eval_gates.suites.suite_kind import kind_of
 from recipes.policy import AnySuite
 
@@ -64,15 +64,8 @@ def judge_quality(
     after = means(groups, "score")
     comparison = rule.comparison
     sensitivity_checks = check_sensitivities(all_of_baseline, guessing, comparison)
-    finding = find(
-        before,
-        after,
-        comparison,
-        rule.alpha,
-        planned,
-        own_gains(candidate),
-        can_pass=all(check.p_insensitive <= rule.alpha for check in sensitivity_checks),
-    )
+    can_pass = not insensitive_checks(sensitivity_checks, rule.alpha)
+    finding = look_at(rule, before, candidate, planned, can_pass=can_pass)
     n = finding.n
     if finding.state == "open" and n != planned:
         raise ValueError(f"{name}: the answers to {planned - n} of {planned} values are missing")
@@ -266,9 +259,7 @@ def judge_scores(finding: Finding, scores: Scores) -> QualityVerdict:
     largest = margin if scores.max_gain is None else scores.max_gain
     is_gain_shown = finding.lower > comparison.threshold + margin
     suspicious = difference > largest > 0 and is_gain_shown
-    insensitive = [
-        check for check in scores.sensitivity_checks if check.p_insensitive > finding.alpha
-    ]
+    insensitive = insensitive_checks(scores.sensitivity_checks, finding.alpha)
     verdict: Verdict = "undecided"
     unit = scores.unit
     if finding.state == "fail":

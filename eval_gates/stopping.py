@@ -1,4 +1,7 @@
-"""Rule of a suite's gate: whether it is decided, and the next questions."""
+"""Rule of a suite's gate: whether it is decided, and the next questions.
+
+Asking and judging look at answers by :func:`look_at` alone.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from itertools import accumulate, groupby
 
 from pydantic import Field, TypeAdapter
 
-from eval_gates.clusters import whole_end
+from eval_gates.clusters import group_by_cluster, means, whole_end
 from eval_gates.gate_result import Tier
 from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import own_gains
@@ -36,6 +39,25 @@ class GateRule(Record):
         return comparison_of(self.margin)
 
 
+def look_at(
+    rule: GateRule, baseline: Sequence[float], rows: Answers, planned: int, *, can_pass: bool
+) -> Finding:
+    """Do the looks that a variant's answers allow; raises as :func:`find`.
+
+    `baseline` has its mean score of each of these answers' values: questions, or clusters.
+    `planned` is the last look's number of values. An insensitive gate may not pass.
+    """
+    return find(
+        baseline,
+        means(group_by_cluster(rows), "score"),
+        rule.comparison,
+        rule.alpha,
+        planned,
+        own_gains(rows),
+        can_pass=can_pass,
+    )
+
+
 @dataclass(frozen=True)
 class StoppingPlan:
     """Questions of one stage."""
@@ -43,7 +65,7 @@ class StoppingPlan:
     max_questions: int
     batch: int = BATCH
     rule: GateRule | None = None  # None to ask all
-    # The baseline's scores to the same questions, for a rule.
+    # The baseline's mean score of each value, for a rule.
     baseline: Sequence[float] = ()
     # Each question's cluster; looks and batches end where a cluster ends.
     clusters: Sequence[str] | None = None
@@ -70,26 +92,19 @@ class StoppingPlan:
             return None
         reached = max(end for end in ends if end <= len(rows))
         if reached not in self._findings:
-            self._findings[reached] = self._find(rows, reached)
+            self._findings[reached] = look_at(
+                self.rule,
+                self.baseline[: len(self._sizes(reached))],
+                rows[:reached],
+                len(self._sizes(self.end)),
+                can_pass=self.can_pass,
+            )
         return self._findings[reached]
 
     @cached_property
     def _findings(self) -> dict[int, Finding]:
         """Findings by number of answers; a graded score's bound takes a second."""
         return {}
-
-    def _find(self, rows: Answers, reached: int) -> Finding:
-        assert self.rule is not None
-        shown = rows[:reached]
-        return find(
-            self._means(self.baseline[:reached]),
-            self._means([row.score for row in shown]),
-            self.rule.comparison,
-            self.rule.alpha,
-            len(self._sizes(self.end)),
-            own_gains(shown),
-            can_pass=self.can_pass,
-        )
 
     def counted(self, rows: Answers) -> int:
         """Return the number of answers up to the deciding look, and to `min_values`."""
@@ -118,12 +133,6 @@ class StoppingPlan:
         if not self.clusters:
             return [1] * end
         return [len(list(group)) for _, group in groupby(self.clusters[:end])]
-
-    def _means(self, scores: Sequence[float]) -> list[float]:
-        """Return scores, or clusters' means."""
-        sizes = self._sizes(len(scores))
-        ends = accumulate(sizes)
-        return [sum(scores[end - n : end]) / n for n, end in zip(sizes, ends, strict=True)]
 
 
 PLAN = TypeAdapter(StoppingPlan)

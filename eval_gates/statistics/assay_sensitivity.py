@@ -74,6 +74,11 @@ def check_sensitivities(
     return checks
 
 
+def insensitive_checks(checks: Sequence[SensitivityCheck], alpha: float) -> list[SensitivityCheck]:
+    """Return the checks that are not met at that level; with one, a gate cannot pass."""
+    return [check for check in checks if not check.p_insensitive <= alpha]
+
+
 def own_gains(rows: Sequence[Answer]) -> list[float] | None:
     """Return by pair of clusters how much better answers fit their own questions.
 

@@ -173,8 +173,7 @@ def find_other_questions(
     parameters = EVALUATE.parameters_of(record)
     if parameters.rule is None:
         wanted = min(parameters.max_questions or len(questions), len(questions))
-        if parameters.suite.cluster_by:
-            wanted = whole_end(labels_of(questions), wanted)
+        wanted = whole_end(labels_of(questions), wanted)
         if len(answers) != wanted:
             yield f"{role}: {wanted} questions had to be asked, and {len(answers)} were answered"
 

@@ -18,10 +18,10 @@ from pydantic import Field
 
 from eval_gates.answer_log import ANSWERS, QUESTIONS, AnswerLog, read_answers
 from eval_gates.answer_validity import check_answers, remarks_on
-from eval_gates.clusters import labels_of
+from eval_gates.clusters import group_by_cluster, labels_of, means
 from eval_gates.engine_metrics import SpecDecodeStats
 from eval_gates.rows import Answer, Question
-from eval_gates.statistics.assay_sensitivity import check_sensitivities
+from eval_gates.statistics.assay_sensitivity import check_sensitivities, insensitive_checks
 from eval_gates.stopping import BATCH, PLAN, GateRule, StoppingPlan
 from eval_gates.suites.json_lines import read_rows, write_rows
 from eval_gates.suites.suite_kind import for_worker, kind_of
@@ -247,7 +247,9 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
     questions_file = folder_of(spec, store, "questions") / QUESTIONS
     questions = [Question.from_row(row) for _, row in read_rows(questions_file)]
     ids = [question.id for question in questions]
-    clusters = labels_of(questions) if parameters.suite.cluster_by else None
+    # As the judge groups the answers, which have their questions' labels.
+    has_clusters = any(question.cluster for question in questions)
+    clusters = labels_of(questions) if has_clusters else None
     max_questions = min(parameters.max_questions or len(ids), len(ids))
     baseline: list[Answer] = []
     can_pass = True
@@ -257,7 +259,7 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
     if wanted := parameters.rule:
         guessing = ASKED.result_of(store.get(spec.inputs["questions"])).guessing
         checks = check_sensitivities(baseline, guessing, wanted.comparison)
-        can_pass = all(check.p_insensitive <= wanted.alpha for check in checks)
+        can_pass = not insensitive_checks(checks, wanted.alpha)
     return EvaluationRound(
         ids=ids,
         available=len(ids),
@@ -267,7 +269,7 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
             # At the end of a batch the server is idle for about one request.
             batch=max(BATCH, 4 * EVALUATE.runtime_of(spec).concurrency),
             rule=parameters.rule,
-            baseline=[row.score for row in baseline],
+            baseline=means(group_by_cluster(baseline), "score"),
             clusters=clusters,
             can_pass=can_pass,
             min_values=parameters.min_values,

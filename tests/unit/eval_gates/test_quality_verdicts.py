@@ -21,6 +21,9 @@ from kept_answers import (
     recovery,
 )
 
+from eval_gates.clusters import group_by_cluster, labels_of, means
+from eval_gates.rows import Answer
+from eval_gates.statistics.assay_sensitivity import check_sensitivities, insensitive_checks
 from eval_gates.statistics.bound import mean_bounds
 from eval_gates.stopping import GateRule, StoppingPlan
 from eval_gates.suites.mmlu import Mmlu
@@ -55,6 +58,66 @@ class TestLooks:
         before, after = flipped(400, 20, 5, 300)
         with pytest.raises(ValueError, match="missing"):
             judged(before, after[:200], HUMANEVAL)
+
+
+ROUNDS = settings(max_examples=100, deadline=None)
+SCORE = st.sampled_from([0.0, 0.0, 0.5, 1.0, 1.0, 1.0])
+
+
+@ROUNDS
+@given(
+    data=st.data(),
+    n=st.integers(1, 90),
+    size=st.integers(1, 4),
+    margin=st.sampled_from([Margin(points=0.1), Margin(points=0.4), Margin(recovery=0.7)]),
+    alpha=st.sampled_from([0.001, 0.05, 0.4]),
+    unchanged=st.booleans(),
+    unrelated=st.sampled_from([0.0, 1.0]),
+)
+def test_asking_and_judging_look_alike(
+    data: st.DataObject,
+    n: int,
+    size: int,
+    margin: Margin,
+    alpha: float,
+    unchanged: bool,
+    unrelated: float,
+) -> None:
+    """A run cannot stop by one rule and be judged by another."""
+    scores = st.lists(SCORE, min_size=n * size, max_size=n * size)
+    before = data.draw(scores)
+    after = before if unchanged else data.draw(scores)
+    both = [
+        [
+            {**row, "cluster": str(place // size) if size > 1 else "", "unrelated": unrelated}
+            for place, row in enumerate(answers(side))
+        ]
+        for side in (before, after)
+    ]
+    baseline, candidate = map(parsed, both)
+    rule = GateRule(tier="critical", margin=margin, alpha=alpha)
+    checks = check_sensitivities(baseline, 0.0, rule.comparison)
+    stopping = StoppingPlan(
+        len(baseline),
+        7,
+        rule,
+        means(group_by_cluster(baseline), "score"),
+        labels_of(baseline) if size > 1 else None,
+        can_pass=not insensitive_checks(checks, alpha),
+    )
+    asked: list[Answer] = []
+    while batch := stopping.next_batch(asked):
+        asked += candidate[batch.start : batch.stop]
+    look = stopping.decided(asked)
+    update = {"margins": {"fp8": margin}, "cluster_by": "passage" if size > 1 else None}
+    suite = ROUGE.model_copy(update=update)
+    report = judged_rows(both[0], both[1][: len(asked)], suite, alpha=alpha)
+
+    assert look is not None
+    assert (report.look, report.n, report.planned) == (look.number, look.n, look.planned)
+    assert (report.bound, report.upper_bound) == (look.lower, look.upper)
+    assert (report.verdict == "fail") == (look.state == "fail")
+    assert report.verdict != "pass" or look.state == "pass"
 
 
 class TestBounds:

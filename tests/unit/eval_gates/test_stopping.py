@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -87,6 +88,9 @@ def test_a_decided_gate_is_asked_on_for_one_that_needs_more(
 ) -> None:
     before, after = paired(3, 400, 0.0, 0.0)
     clusters = [str(n // labels) for n in range(400)] if labels else None
+    if clusters:
+        after = [replace(row, cluster=label) for row, label in zip(after, clusters, strict=True)]
+        before = [sum(before[n : n + 5]) / 5 for n in range(0, 400, 5)]
     stopping = StoppingPlan(400, 64, POINTS, before, clusters, min_values=least)
     assert wanted <= asked(stopping, after) < wanted + 65
     assert stopping.counted(after) == wanted
@@ -94,7 +98,7 @@ def test_a_decided_gate_is_asked_on_for_one_that_needs_more(
 
 def test_clusters_are_asked_whole_and_looks_count_them() -> None:
     labels = [str(n // 5) for n in range(400)]
-    stopping = StoppingPlan(398, 64, POINTS, [1.0] * 400, clusters=labels)
+    stopping = StoppingPlan(398, 64, POINTS, [1.0] * 80, clusters=labels)
     assert stopping.end == 400
     assert stopping.look_ends() == [100, 200, 400]
     assert len(stopping.next_batch([])) == 65
