@@ -17,7 +17,7 @@ from eval_gates.rows import Answer
 from prepare.errors import EvaluationDataError
 from prepare.untrusted import read_regular
 
-QUESTIONS = "questions.jsonl"
+QUESTIONS_FILE = "questions.jsonl"
 ANSWERS = "answers.jsonl"
 LARGEST_PART = 1 << 30  # bytes
 

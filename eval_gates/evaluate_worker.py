@@ -6,19 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval_gates.answer_log import AnswerLog, read_answers
+from eval_gates.answer_log import AnswerLog
 from eval_gates.answer_validity import check_answers
 from eval_gates.ask import Client
 from eval_gates.clusters import labels_of, partners
 from eval_gates.engine_metrics import SpecDecodeCounter
 from eval_gates.model_tokenizer import Tokenizer
-from eval_gates.rows import Answer, Asked, Question, Reply, digest
+from eval_gates.rows import Answer, AnsweredQuestion, Question, Reply
 from eval_gates.server_tokens import check_server_template, check_server_tokens
 from eval_gates.stopping import PLAN, StoppingPlan
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.suite_kind import Render, kind_named
 from prepare.credentials import restore_credentials
-from prepare.errors import StageError
 from prepare.events import Progress
 
 
@@ -27,18 +26,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 
     `spec` has name, suite, questions (file), answer_log (file), stopping, concurrency,
     url, model, tokenizer (folder), max_length (tokens), trust_remote_code, asks_once, backwards
-    (batches from their end), baseline (files of rows), socket, counters (names), by_chat. Or
-    `first_rows`: such objects of the living sides of each suite; their first question is asked,
-    not stored. Or `recorded_prompts`: such objects with `recorded`, the file of earlier answers.
+    (batches from their end), baseline (files of rows), socket, counters (names), by_chat.
     """
-    for asked in spec.get("recorded_prompts", ()):
-        compare_prompts(asked)
-    if "recorded_prompts" in spec:
-        return {}
-    if "first_rows" in spec:
-        for sides in spec["first_rows"]:
-            ask_first_row(sides, progress)
-        return {}
     suite = OpenSuite(spec["suite"], Path(spec["questions"]))
     answer_log = AnswerLog(
         Path(spec["answer_log"]), [question.id for question in suite.questions], writer=1
@@ -49,53 +38,6 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     asker = BatchAsker(spec, suite, progress, stopping.max_questions)
     ask_until_over(answer_log, stopping, asker.ask)
     return {"requests": asker.client.counts, **count.facts()}
-
-
-def ask_first_row(sides: Sequence[dict[str, Any]], progress: Progress) -> None:
-    """Ask baseline and candidate a suite's first question."""
-    baseline: dict[str, Answer] | None = None
-    for side in sides:
-        suite = OpenSuite(side["suite"], Path(side["questions"]))
-        asker = BatchAsker(side, suite, progress, 1, baseline)
-        try:
-            (question,), ((reply, *_),) = asker.replies(range(1))
-        except StageError as error:
-            raise StageError(
-                f"the {side['side']} cannot be asked the suite '{side['name']}': {error.message}",
-                where=f"--{side['side']} {error.where or side['url']}",
-                hint=error.hint,
-            ) from error
-        baseline = {question.id: Answer(question.id, "", 0.0, own=reply.own)}
-
-
-def compare_prompts(asking: dict[str, Any]) -> None:
-    """Compare the prompts of recorded answers with those of a suite now; nothing is asked.
-
-    StageError: the first that differs. A suite whose prompts the server renders is compared by its
-    first question.
-    """
-    suite = OpenSuite(asking["suite"], Path(asking["questions"]))
-    recorded = read_answers(Path(asking["recorded"]).parent)
-    if suite.reads_baseline:
-        return
-    tokenizer = None
-    if not asking["by_chat"]:
-        arguments = asking["suite"].get("chat_template_kwargs") or {}
-        tokenizer = Tokenizer.load(
-            asking["tokenizer"], arguments, trust=asking["trust_remote_code"]
-        )
-    client = Client(asking["url"], asking["model"], suite.settings, tokenizer=tokenizer)
-    asked = suite.render(range(len(recorded)), template_of(client))
-    for question, answer in zip(asked, recorded, strict=True):
-        if (question.id, digest(question)) != (answer.id, answer.prompt_sha256):
-            raise StageError(
-                f"the prompts of the suite '{asking['name']}' are not those of the recorded "
-                f"answers: the first that differs is question {answer.id}",
-                where=str(asking["tokenizer"] or "the suite's code"),
-                hint="the recorded answers are to another chat template, tokenizer or version of "
-                "the suite's code: name the earlier tokenizer's folder, or gate two living "
-                "endpoints",
-            )
 
 
 def ask_until_over(
@@ -141,7 +83,7 @@ class OpenSuite:
         progress: Progress,
     ) -> list[Answer]:
         given = [
-            Asked(question, answers, self.questions[self._others[number]])
+            AnsweredQuestion(question, answers, self.questions[self._others[number]])
             for number, question, answers in zip(batch, asked, replies, strict=True)
         ]
         thinks = bool(getattr(self._task, "thinking", None))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from eval_gates import questions_worker as questions
-from eval_gates.answer_log import QUESTIONS
+from eval_gates.answer_log import QUESTIONS_FILE
 from eval_gates.evaluate_worker import OpenSuite, open_client, template_of
 from prepare.events import Progress
 
@@ -17,7 +17,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     `spec` is that of `questions` and `evaluate`.
     """
     questions.run(spec, progress, output)
-    suite = OpenSuite(spec["suite"], output / QUESTIONS)
+    suite = OpenSuite(spec["suite"], output / QUESTIONS_FILE)
     client = open_client(spec, suite, lambda _: None, progress)
     (question,) = suite.render(range(1), template_of(client))
     return {

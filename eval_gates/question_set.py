@@ -9,10 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from eval_gates.clusters import labels_of
-from eval_gates.rows import Question
+from eval_gates.rows import PROMPT_DIGEST, Question, digest_document
 from eval_gates.suites.json_lines import FIELDS, read_rows
-from eval_gates.suites.lm_eval_task import ASKED
-from eval_gates.suites.lm_rows import digest_of
 from prepare.errors import EvaluationDataError
 
 LARGEST_SHARE_OF_COPIES = 0.05  # MMLU's own is 0.007
@@ -50,7 +48,7 @@ def without_copies(questions: Questions, note: Callable[[str], None], place: str
     kept = []
     copied = ""
     for question, label in zip(questions, labels_of(questions), strict=True):
-        asked = [question.data.get(ASKED), *(getattr(question, key) for key in _ASKS)]
+        asked = [question.data.get(PROMPT_DIGEST), *(getattr(question, key) for key in _ASKS)]
         content = json.dumps([part for part in asked if part], sort_keys=True)
         if first.setdefault(content, label) == label:
             kept.append(question)
@@ -92,7 +90,7 @@ def with_clusters(questions: Questions, field: str) -> Questions:
                 where=f"policy key 'cluster_by', question {question.id}",
                 hint=f"fields are: {', '.join(sorted(fields))}",
             )
-        label = digest_of({"cluster": fields[field]})[:16]
+        label = digest_document({"cluster": fields[field]})[:16]
         data = {key: value for key, value in question.data.items() if key != FIELDS}
         labelled.append(replace(question, cluster=label, data=data))
     if len({question.cluster for question in labelled}) < 2:

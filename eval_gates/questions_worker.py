@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from eval_gates.answer_log import QUESTIONS_FILE
 from eval_gates.clusters import labels_of
 from eval_gates.question_set import Questions, judged_apart
 from eval_gates.rows import Question
@@ -37,7 +38,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     if cluster:
         facts["clusters"] = len({question.cluster for question in questions})
     rows = [question.to_row() for question in shuffle(questions, spec["seed"])]
-    write_rows(output / "questions.jsonl", rows)
+    write_rows(output / QUESTIONS_FILE, rows)
     return {
         "questions": len(questions),
         "source": source.model_dump(),

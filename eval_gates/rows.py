@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from eval_gates.reply_forms import ENTITIES, has_entities
 
 FORMS = "forms"  # own key of answers in another form than OpenAI's
+PROMPT_DIGEST = "asked_sha256"  # key of an lm-eval question: equal for copies
 CALLS = "calls"  # own key: each sample's calls, where the server's parser reads them
 SEEDS = 1 << 31
 Name = Annotated[str, Field(min_length=1)]
@@ -95,7 +96,7 @@ class Reply:
         return self.is_named and not any(greedy for _, greedy in self.values)
 
 
-class Asked(NamedTuple):
+class AnsweredQuestion(NamedTuple):
     """A question with its replies, one per sample."""
 
     question: Question
@@ -138,7 +139,7 @@ class Answer:
     own: Mapping[str, Any] = field(default_factory=dict)  # the suite's own keys
 
     @classmethod
-    def of(cls, asked: Asked, scored: Score, *, thinks: bool) -> Answer:
+    def of(cls, asked: AnsweredQuestion, scored: Score, *, thinks: bool) -> Answer:
         """Return an answer; a thinking model's unfinished text is not read."""
         question = asked.question
         replies = asked.replies
@@ -222,6 +223,12 @@ def digest(question: Question) -> str:
     """Return the SHA-256 of a prompt, in hex."""
     keys = ("prompt", "messages", "server", "continuations", "contexts", "generate")
     content = json.dumps([getattr(question, key) for key in keys], sort_keys=True, default=str)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def digest_document(document: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a document of lm-eval or of a cluster's value, in hex."""
+    content = json.dumps(document, sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()
 
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
-from eval_gates.rows import Asked, Question, Reply, Score, unwrap
+from eval_gates.rows import AnsweredQuestion, Question, Reply, Score, unwrap
 from eval_gates.sandbox import Program, check_sandbox, run_many
 from eval_gates.suites.code_extraction import STOPS, ExtractedCode, extract_code
 from eval_gates.suites.generation import GeneratingKind, GeneratingTask, is_unsolved
@@ -87,9 +87,13 @@ class CodeKind(GeneratingKind[Code]):
         check_sandbox()
 
     def score(self, task: Code, question: Question, replies: Sequence[Reply]) -> Score:
-        return self.score_batch(task, [Asked(question, replies, question)], NullProgress())[0]
+        return self.score_batch(
+            task, [AnsweredQuestion(question, replies, question)], NullProgress()
+        )[0]
 
-    def score_batch(self, task: Code, batch: Sequence[Asked], progress: Progress) -> list[Score]:
+    def score_batch(
+        self, task: Code, batch: Sequence[AnsweredQuestion], progress: Progress
+    ) -> list[Score]:
         """Run the tests; a problem's score is its pass@k."""
         problems = [problem_of(asked.question) for asked in batch]
         codes: list[list[ExtractedCode | None]] = [

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import model_validator
 
-from eval_gates.rows import Asked, Question, Reply, Score
+from eval_gates.rows import AnsweredQuestion, Question, Reply, Score
 from eval_gates.suites.suite_kind import SuiteKind
 from prepare.events import Progress
 from prepare.limited_call import grade_all
@@ -67,7 +67,7 @@ class TextKind(GeneratingKind[Generating]):
         return self._grade(task, question, replies, None)
 
     def score_batch(
-        self, task: Generating, batch: Sequence[Asked], progress: Progress
+        self, task: Generating, batch: Sequence[AnsweredQuestion], progress: Progress
     ) -> list[Score]:
         self.prepare_scoring(task)
         return [self._grade(task, *asked) for asked in batch]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from eval_gates.reply_forms import without_added_entities
-from eval_gates.rows import Asked, Question, Reply, Score
+from eval_gates.rows import AnsweredQuestion, Question, Reply, Score
 from eval_gates.suites.generation import GeneratingTask, TextKind
 from eval_gates.suites.lm_eval_files import is_task_file, read_task_file
 from eval_gates.suites.lm_eval_task import LoadedTask, lay_out, open_task
@@ -126,7 +126,7 @@ class LmEval(TextKind[LmEvalTask]):
         return rows.ask(question, document, template)
 
     def score_batch(
-        self, task: LmEvalTask, batch: Sequence[Asked], progress: Progress
+        self, task: LmEvalTask, batch: Sequence[AnsweredQuestion], progress: Progress
     ) -> list[Score]:
         if batch and not batch[0].question.continuations:
             self.scores_unrelated = self.scores_empty = True

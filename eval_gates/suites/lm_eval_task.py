@@ -17,11 +17,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from eval_gates.clusters import shared_text
-from eval_gates.rows import Question
+from eval_gates.rows import PROMPT_DIGEST, Question, digest_document
 from eval_gates.suites.generation import sampling_settings, thinking_settings
 from eval_gates.suites.json_lines import FIELDS
 from eval_gates.suites.lm_eval_files import LOCAL_FORMATS, localize, read_task_file
-from eval_gates.suites.lm_rows import CHOSEN, GENERATED, LmRows, digest_of, load_checkers
+from eval_gates.suites.lm_rows import CHOSEN, GENERATED, LmRows, load_checkers
 from prepare.errors import EvaluationDataError, raise_as
 from recipes.dataset_commit import check_commit, commit_of, load_from_hub
 from recipes.generation import Generation
@@ -29,7 +29,6 @@ from recipes.generation import Generation
 DATASET = "dataset"
 CODE = "task"
 PLACE = "task.json"
-ASKED = "asked_sha256"  # key of a row
 _LENGTH_KEYS = ("max_gen_toks", "max_tokens", "max_new_tokens")
 DEFAULT_TOKENS = 256  # of an answer, where neither the policy nor the task says
 _EXAMPLES = ("fewshot", "training", "validation")  # splits with worked examples
@@ -119,7 +118,7 @@ class LoadedTask(NamedTuple):
         rows = self.members[question.data["member"]]
         number = question.data["doc_index"]
         document = rows.documents[number] if number < len(rows.documents) else {}
-        if digest_of(document) != question.data["doc_sha256"]:
+        if digest_document(document) != question.data["doc_sha256"]:
             raise EvaluationDataError(
                 f"document {number} of the task is not the one that was laid out",
                 where=f"question {question.id}",
@@ -155,8 +154,8 @@ def lay_out(
             data = {
                 "member": name,
                 "doc_index": n,
-                "doc_sha256": digest_of(document),
-                ASKED: _asked_digest(rows.task, document),
+                "doc_sha256": digest_document(document),
+                PROMPT_DIGEST: _asked_digest(rows.task, document),
                 **({FIELDS: dict(document)} if suite.get("cluster_by") else {}),
             }
             questions.append(Question(f"{name}/{n}", group=name, data=data))
@@ -177,7 +176,7 @@ def _asked_digest(task: Any, document: Config) -> str:
     choices = task.OUTPUT_TYPE == CHOSEN
     # A text that is scored as a continuation belongs to the question; a reference does not.
     is_asked = task.multiple_input or task.OUTPUT_TYPE not in (CHOSEN, GENERATED)
-    return digest_of(
+    return digest_document(
         {
             "text": task.doc_to_text(document),
             "choices": task.doc_to_choice(document) if choices else None,
@@ -289,7 +288,7 @@ def _used_splits(config: Config) -> dict[str, int | None]:
 def _dataset_key(config: Config) -> str:
     """Return a folder's name, which members may share."""
     keys = {key: config.get(key) for key in ("dataset_path", "dataset_name", "dataset_kwargs")}
-    return digest_of({**keys, "splits": _used_splits(config)})[:16]
+    return digest_document({**keys, "splits": _used_splits(config)})[:16]
 
 
 def _find_installed(name: str) -> list[Config]:

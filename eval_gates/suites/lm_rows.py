@@ -6,8 +6,6 @@ A document's worked examples depend on it alone.
 from __future__ import annotations
 
 import atexit
-import hashlib
-import json
 import os
 import random
 import shutil
@@ -20,7 +18,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from eval_gates.rows import Question
+from eval_gates.rows import Question, digest_document
 from eval_gates.suites.suite_kind import Render
 
 FIRST_SEED = 1234  # lm-eval's own, of worked examples
@@ -57,7 +55,7 @@ class LmRows:
         """Return the question as lm-eval asks it."""
         task = self.task
         is_chat = template is not None
-        task.set_fewshot_seed(FIRST_SEED + int(digest_of(document)[:12], 16))
+        task.set_fewshot_seed(FIRST_SEED + int(digest_document(document)[:12], 16))
         context = task.fewshot_context(
             document,
             num_fewshot=task.config.num_fewshot or 0,
@@ -102,12 +100,6 @@ class LmRows:
     ) -> dict[str, Any]:
         """Return metrics of log-probabilities."""
         return dict(self.task.process_results(document, list(values)))
-
-
-def digest_of(document: Document) -> str:
-    """Return the SHA-256 in hex."""
-    content = json.dumps(document, sort_keys=True, default=str)
-    return hashlib.sha256(content.encode()).hexdigest()
 
 
 @cache

@@ -16,7 +16,7 @@ from pydantic import Field, create_model
 
 from eval_gates.ask import Client
 from eval_gates.quality_result import GroupReport, report_groups
-from eval_gates.rows import Answer, Asked, Question, Reply, Score
+from eval_gates.rows import Answer, AnsweredQuestion, Question, Reply, Score
 from eval_gates.suites.sources import HubBenchmark, QuestionSource, SourcedKind
 from prepare.errors import PrepareError, UsageError
 from prepare.events import Progress
@@ -146,7 +146,9 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
     def score(self, task: Task, question: Question, replies: Sequence[Reply]) -> Score:
         """Return one question's score."""
 
-    def score_batch(self, task: Task, batch: Sequence[Asked], progress: Progress) -> list[Score]:
+    def score_batch(
+        self, task: Task, batch: Sequence[AnsweredQuestion], progress: Progress
+    ) -> list[Score]:
         """Return :meth:`score` of each."""
         return [self.score(task, asked.question, asked.replies) for asked in batch]
 

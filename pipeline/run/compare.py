@@ -12,8 +12,8 @@ from typing import Any
 
 from artifacts.run_record import ScreenedModel
 from eval_gates.clusters import group_by_cluster, means
-from eval_gates.effect import measure_effect
 from eval_gates.quality_gate import check_paired
+from eval_gates.statistics.effect import measure_effect
 from pipeline.plan.compare import kv_dtype, part_name, screening_stages, with_kv_dtype
 from pipeline.plan.plan import MAKING, Arm, PlanProgress
 from pipeline.run.loop import do_pieces

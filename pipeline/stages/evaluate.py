@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import Field
 
-from eval_gates.answer_log import ANSWERS, QUESTIONS, AnswerLog, read_answers
+from eval_gates.answer_log import ANSWERS, QUESTIONS_FILE, AnswerLog, read_answers
 from eval_gates.answer_validity import check_answers, remarks_on
 from eval_gates.clusters import group_by_cluster, labels_of, means
 from eval_gates.engine_metrics import SpecDecodeStats
@@ -30,7 +30,7 @@ from pipeline.serving.serving_arguments import draft_counters
 from pipeline.stages import FIRST_TEXTS
 from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.context import StageContext
-from pipeline.stages.questions import QUESTIONS as ASKED
+from pipeline.stages.questions import QUESTIONS
 from prepare.digest import digest_bytes, digest_json
 from prepare.errors import StageError, StoreError
 from prepare.private_files import make_folder
@@ -91,6 +91,7 @@ class EvaluateResult(Record):
 
 
 ASKING_WORKER = "eval_gates.evaluate_worker"
+FIRST_ROWS_WORKER = "eval_gates.first_rows_worker"
 EVALUATE = Stage("evaluate", 16, EvaluateParameters, EvaluateRuntime, EvaluateResult)
 
 # Limits and opponents, on which a question's answer does not depend.
@@ -211,7 +212,7 @@ def run(context: Context) -> EvaluateResult:
             for row in rows
         ]
     write_rows(context.folder / ANSWERS, [row.to_row() for row in rows])
-    laid_out = ASKED.result_of(context.input_record("questions"))
+    laid_out = QUESTIONS.result_of(context.input_record("questions"))
     finding = todo.stopping.decided(rows)
     state = finding.state if finding is not None else "open"
     if finding is not None and finding.state != "open":
@@ -244,7 +245,7 @@ def check_texts(folder: Path) -> None:
 def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
     """Return the round; StoreError if an input is missing."""
     parameters = EVALUATE.parameters_of(spec)
-    questions_file = folder_of(spec, store, "questions") / QUESTIONS
+    questions_file = folder_of(spec, store, "questions") / QUESTIONS_FILE
     questions = [Question.from_row(row) for _, row in read_rows(questions_file)]
     ids = [question.id for question in questions]
     # As the judge groups the answers, which have their questions' labels.
@@ -257,7 +258,7 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
         baseline = read_answers(folder_of(spec, store, "baseline"))
         max_questions = min(max_questions, len(baseline))
     if wanted := parameters.rule:
-        guessing = ASKED.result_of(store.get(spec.inputs["questions"])).guessing
+        guessing = QUESTIONS.result_of(store.get(spec.inputs["questions"])).guessing
         checks = check_sensitivities(baseline, guessing, wanted.comparison)
         can_pass = not insensitive_checks(checks, wanted.alpha)
     return EvaluationRound(
@@ -308,7 +309,7 @@ def worker_spec(spec: StageSpec, store: Store) -> dict[str, Any]:
         "name": runtime.suite,
         "side": spec.variant,
         "suite": suite,
-        "questions": str(folder_of(spec, store, "questions") / QUESTIONS),
+        "questions": str(folder_of(spec, store, "questions") / QUESTIONS_FILE),
         "concurrency": runtime.concurrency,
         "url": runtime.url,
         "socket": runtime.socket,

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from eval_gates.answer_log import ANSWERS, QUESTIONS, parse_answers
+from eval_gates.answer_log import ANSWERS, QUESTIONS_FILE, parse_answers
 from eval_gates.rows import Answer, Question
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from eval_gates.suites.chat_logs import TEXTS as CONVERSATIONS
@@ -23,7 +23,7 @@ from pipeline.stages.adopt import ADOPT
 from pipeline.stages.check_weights import CHECK_WEIGHTS, CheckWeightsParameters, CheckWeightsResult
 from pipeline.stages.evaluate import EVALUATE, TEXTS, EvaluateParameters, EvaluateResult
 from pipeline.stages.quantize import QUANTIZE, QuantizeResult, WeightsProvenance
-from pipeline.stages.questions import QUESTIONS as ASKED
+from pipeline.stages.questions import QUESTIONS
 from pipeline.stages.recall import RECALL
 from pipeline.stages.recorded import ARCHIVE, RECORDED, RecordedParameters, RecordedResult
 from pipeline.stages.sanity import SANITY, SanityResult
@@ -151,7 +151,7 @@ class Evidence:
 
     def questions(self, role: str) -> list[Question]:
         if role not in self._questions:
-            rows = self._rows(self.file(role, QUESTIONS))
+            rows = self._rows(self.file(role, QUESTIONS_FILE))
             self._questions[role] = [Question.from_row(row) for row in rows]
         return self._questions[role]
 
@@ -180,7 +180,7 @@ class Evidence:
         file = self.file(role, CONVERSATIONS)
         laid_out = read_chats(file) if with_texts and file.is_file() else {}
         chats = {name: chat.content for name, chat in laid_out.items()}
-        rows = (row for _, row in read_rows(self.file(role, QUESTIONS)))
+        rows = (row for _, row in read_rows(self.file(role, QUESTIONS_FILE)))
         questions = [Question.from_row({**row, **chats.get(row["id"], {})}) for row in rows]
         return {question.id: question for question in questions}
 
@@ -272,7 +272,7 @@ class Evidence:
 # By stage: its file, and the digest of it that the record has.
 FILES: Mapping[str, tuple[str, Callable[[StageRecord], str]]] = {
     EVALUATE.name: (ANSWERS, lambda record: EVALUATE.result_of(record).answers_digest),
-    ASKED.name: (QUESTIONS, lambda record: ASKED.result_of(record).questions_digest),
+    QUESTIONS.name: (QUESTIONS_FILE, lambda record: QUESTIONS.result_of(record).questions_digest),
     RECALL.name: (ANSWERS, lambda record: RECALL.result_of(record).answers_digest),
     RECORDED.name: (ARCHIVE, lambda record: RECORDED.result_of(record).archive_digest),
     SPEED.name: (LOADS, lambda record: SPEED.result_of(record).loads_digest),

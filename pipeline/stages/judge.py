@@ -21,7 +21,7 @@ from pipeline.stages.consistency import SIDES, find_faults
 from pipeline.stages.context import StageContext
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.evidence import Evidence
-from pipeline.stages.questions import QUESTIONS as ASKED
+from pipeline.stages.questions import QUESTIONS
 from pipeline.stages.recorded import words_of
 from pipeline.stages.speed import SPEED
 from pipeline.stages.starts import StartLedger
@@ -57,7 +57,7 @@ def judge_evidence(parameters: JudgeParameters, inputs: Evidence, history: Histo
                 baseline=answers(answers_role("baseline", name)),
                 candidate=answers(answers_role("candidate", name)),
                 again=answers(again) if again in inputs.references else [],
-                guessing=ASKED.result_of(inputs.record(questions_role(name))).guessing,
+                guessing=QUESTIONS.result_of(inputs.record(questions_role(name))).guessing,
                 asked_twice="baseline" if inputs.recorded is None else "candidate",
             )
         )
@@ -69,7 +69,7 @@ def judge_evidence(parameters: JudgeParameters, inputs: Evidence, history: Histo
                     rules[name],
                     baseline=answers(answers_role("baseline", name)),
                     candidate=answers(answers_role("candidate", name)),
-                    guessing=ASKED.result_of(inputs.record(questions_role(name))).guessing,
+                    guessing=QUESTIONS.result_of(inputs.record(questions_role(name))).guessing,
                     depth_of=kind_of(suite).depth,
                 )
             )

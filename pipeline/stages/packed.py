@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from eval_gates.answer_log import ANSWERS, QUESTIONS
+from eval_gates.answer_log import ANSWERS, QUESTIONS_FILE
 from eval_gates.speed.load_run import LOADS
 from eval_gates.suites.presets import EXAMPLES_FILE
 from prepare.errors import EvidenceError
@@ -21,7 +21,7 @@ from prepare.untrusted import MAX_RECORD_BYTES, MAX_ROWS_CHARACTERS, MEBIBYTE, o
 
 WITH_FILES = ("questions", "evaluate", "speed", "judge")
 # All others stay in the store: private texts, and paths of this machine.
-FILES = (RECORD, ANSWERS, QUESTIONS, LOADS, EXAMPLES_FILE)
+FILES = (RECORD, ANSWERS, QUESTIONS_FILE, LOADS, EXAMPLES_FILE)
 MAX_UNPACKED_BYTES = 4096 * MEBIBYTE
 MAX_MEMBERS = 20_000
 BLOCK_BYTES = MEBIBYTE

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from eval_gates.answer_log import QUESTIONS as FILE
+from eval_gates.answer_log import QUESTIONS_FILE
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import for_worker
 from pipeline.stages.context import StageContext
@@ -82,7 +82,7 @@ def run(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> Questio
         needs=[NetworkAccess.HUB] if source.kind == "hub" or source.dataset else [],
         stays=True,
     )
-    digest = digest_bytes((context.folder / FILE).read_bytes())
+    digest = digest_bytes((context.folder / QUESTIONS_FILE).read_bytes())
     result = QuestionsResult(**facts, questions_digest=digest)
     if result.dropped:
         context.note(f"{result.dropped} {result.dropped_why}")
@@ -95,7 +95,7 @@ def _from_archive(context: StageContext[QuestionsParameters, QuestionsRuntime]) 
     with open_archive(Path(context.runtime.archive)) as store:
         result = QUESTIONS.result_of(store.get(reference))
         place = store.stage_folder(reference.stage, reference.key)
-        if digest_file(place / FILE) != result.questions_digest:
+        if digest_file(place / QUESTIONS_FILE) != result.questions_digest:
             raise EvidenceError(
                 "the recorded questions are not those of their record",
                 where=f"suite {context.runtime.suite}",

@@ -16,7 +16,7 @@ from eval_gates import ask
 from eval_gates.ask import Client
 from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.replies import find_choice
-from eval_gates.rows import Answer, Asked, Question, Reply, Score
+from eval_gates.rows import Answer, AnsweredQuestion, Question, Reply, Score
 from prepare.errors import StageError
 
 Responder = Callable[[str, dict[str, Any]], tuple[int, Any]]
@@ -164,7 +164,7 @@ def test_a_chat_only_endpoint_writes_its_choice(said: str, score: int | None) ->
     assert bodies[0]["max_tokens"] == ask.CHOICE_TOKENS
     greedy = [greedy for _, greedy in reply.values]
     assert (greedy.index(True) if any(greedy) else None) == score
-    row = Answer.of(Asked(CHOICES, [reply], CHOICES), Score(0.0), thinks=False)
+    row = Answer.of(AnsweredQuestion(CHOICES, [reply], CHOICES), Score(0.0), thinks=False)
     assert (row.answer, row.unread) == (said, int(score is None))
 
 
@@ -308,5 +308,5 @@ def test_a_word_is_found_in_any_case() -> None:
 
 def test_an_unfinished_thought_is_not_read() -> None:
     question, cut = Question("1", "p"), Reply("x", 5, is_truncated=True)
-    row = Answer.of(Asked(question, [cut], question), Score(0.0), thinks=True)
+    row = Answer.of(AnsweredQuestion(question, [cut], question), Score(0.0), thinks=True)
     assert (row.truncated, row.unread, row.tokens) == (1, 1, (5,))

@@ -12,7 +12,7 @@ from http_stand_in import HttpStandIn, SilentHandler
 from listener import Listener
 from word_tokenizer import WordTokenizer
 
-from eval_gates import evaluate_worker
+from eval_gates import evaluate_worker, first_rows_worker
 from eval_gates.ask import UnansweredError
 from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.rows import Answer, digest
@@ -64,7 +64,7 @@ def compare(folder: Path, monkeypatch: pytest.MonkeyPatch, now: str) -> None:
         "url": "http://127.0.0.1:9",
         "model": "m",
     }
-    evaluate_worker.run({"recorded_prompts": [asked]}, Listener(), folder)
+    first_rows_worker.run({"recorded_prompts": [asked]}, Listener(), folder)
 
 
 def test_the_same_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from eval_gates.reply_forms import (
     has_call_marks,
     without_added_entities,
 )
-from eval_gates.rows import Answer, Asked, Question, Reply, Score
+from eval_gates.rows import Answer, AnsweredQuestion, Question, Reply, Score
 from eval_gates.suites.code_extraction import extract_code
 from eval_gates.suites.structured import find_fault
 from prepare.errors import StageError
@@ -298,7 +298,7 @@ def test_a_text_that_is_compared_has_no_entities_that_the_question_lacks() -> No
 
 def test_an_answers_row_has_its_forms() -> None:
     question = Question("q", "Write.")
-    asked = Asked(question, [Reply(ESCAPED, 5, forms=(ENDED,))], question)
+    asked = AnsweredQuestion(question, [Reply(ESCAPED, 5, forms=(ENDED,))], question)
     rows = [Answer.of(asked, Score(1.0), thinks=False)] * 20
     assert rows[0].own["forms"] == sorted((ENDED, ENTITIES))
     assert [each[:8] for each in remarks_on(rows, takes_thoughts=False)] == ["20 of 20"] * 2

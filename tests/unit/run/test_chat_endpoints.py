@@ -15,7 +15,7 @@ from sample_stages import PARAMETERS
 from word_tokenizer import WordTokenizer
 
 from artifacts.requests import GateRequest
-from eval_gates import evaluate_worker as evaluate
+from eval_gates import first_rows_worker
 from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.suites.json_lines import write_rows
 from pipeline.plan.generation_settings import resolve_generation
@@ -92,7 +92,7 @@ def ask_first(
                 {**common, "side": side, "url": url}
                 for side, url in zip(("baseline", "candidate"), urls, strict=True)
             ]
-            evaluate.run({"first_rows": [sides]}, Listener(), tmp_path)
+            first_rows_worker.run({"first_rows": [sides]}, Listener(), tmp_path)
 
     return ask
 

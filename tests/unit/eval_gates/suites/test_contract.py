@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from listener import Listener
 
-from eval_gates.rows import Answer, Asked, Question, Reply, ToolCall
+from eval_gates.rows import Answer, AnsweredQuestion, Question, Reply, ToolCall
 from eval_gates.suites.generation import GeneratingTask, TextKind
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder, SuiteKind, kind_named
@@ -215,7 +215,7 @@ def test_rows_become_prompts_and_replies_become_scores(case: Case, tmp_path: Pat
     first, other, *_ = questions
     assert case.prompt in first.prompt[-len(case.prompt) - 60 :]
     assert Question.from_row(first.to_row()) == first
-    asked = [Asked(first, [reply], other) for reply, _ in case.scores]
+    asked = [AnsweredQuestion(first, [reply], other) for reply, _ in case.scores]
     rows = kind.score_batch(task, asked, Listener())
     assert [row.score for row in rows] == [score for _, score in case.scores]
     for each, row in zip(asked, rows, strict=True):

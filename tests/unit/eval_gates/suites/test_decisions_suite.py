@@ -16,7 +16,7 @@ from eval_gates.ask import Client, RefusedError
 from eval_gates.decisions import KINDS, keeps, read_decision
 from eval_gates.quality_gate import judge_quality
 from eval_gates.question_set import judged_apart
-from eval_gates.rows import Answer, Asked, Question, Reply
+from eval_gates.rows import Answer, AnsweredQuestion, Question, Reply
 from eval_gates.stopping import gate_rule_of
 from eval_gates.suites.decision_task import DecisionsTask
 from eval_gates.suites.decisions import AS_LOGGED, Decisions, as_text, carried_tools
@@ -96,7 +96,7 @@ def rows_of(
     baseline = {row.id: row for row in before} if before is not None else None
     asked = [kind.render(task, each, None) for each in questions]
     replies = kind.ask(task, asker, asked, baseline)
-    given = [Asked(q, r, q) for q, r in zip(asked, replies, strict=True)]
+    given = [AnsweredQuestion(q, r, q) for q, r in zip(asked, replies, strict=True)]
     scored = kind.score_batch(task, given, Listener())
     return [Answer.of(each, own, thinks=False) for each, own in zip(given, scored, strict=True)]
 
@@ -323,7 +323,7 @@ def written(texts: list[str], reference: str) -> list[Answer]:
             for words in (text, CALL if reference[number] == "c" else "It is sunny.")
         ]
         own = {"decision": decisions[0], "reference": decisions[1], "read": "p", "margin": None}
-        given = Asked(question, [Reply(str(number), own=own)], question)
+        given = AnsweredQuestion(question, [Reply(str(number), own=own)], question)
         rows.append(Answer.of(given, kind.score(TASK, question, given.replies), thinks=False))
     return rows
 

@@ -15,7 +15,7 @@ from eval_gates.ask import Client, RefusedError
 from eval_gates.clusters import group_by_cluster
 from eval_gates.prompt_scores import ScoredToken, thought_end
 from eval_gates.question_set import judged_apart
-from eval_gates.rows import Answer, Asked, Question, Reply
+from eval_gates.rows import Answer, AnsweredQuestion, Question, Reply
 from eval_gates.suites.chat_logs import read_conversation
 from eval_gates.suites.fidelity import Fidelity, FidelityTask
 from eval_gates.suites.sources import QuestionSource
@@ -71,7 +71,7 @@ def rows_of(
     )
     before = {row.id: row for row in baseline} if baseline is not None else None
     replies = kind.ask(task, client, questions, before)
-    asked = [Asked(q, r, q) for q, r in zip(questions, replies, strict=True)]
+    asked = [AnsweredQuestion(q, r, q) for q, r in zip(questions, replies, strict=True)]
     scored = kind.score_batch(task, asked, Listener())
     return [Answer.of(each, own, thinks=False) for each, own in zip(asked, scored, strict=True)]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from listener import Listener
 
-from eval_gates.rows import Asked, Question, Reply
+from eval_gates.rows import AnsweredQuestion, Question, Reply
 from eval_gates.suites.structured import Structured, StructuredTask, find_fault
 
 CHAT = StructuredTask(prompt_format="chat")
@@ -32,7 +32,7 @@ def row(
 ) -> dict[str, Any]:
     question = Question("1", "Ada?", data={"schema": schema})
     other = Question("2", "Some?", data={"schema": {"type": "array"}})
-    asked = Asked(question, [Reply(answer, 7, **facts)], other)
+    asked = AnsweredQuestion(question, [Reply(answer, 7, **facts)], other)
     return Structured().score_batch(task, [asked], Listener())[0]
 
 
