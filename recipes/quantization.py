@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 from prepare.errors import UsageError
 from prepare.plugins import QUANTIZERS, find_plugin, load_class
 from recipes.config_model import ConfigModel, Seed
-from recipes.ignored_modules import check_patterns
+from recipes.module_lists import check_patterns
 from recipes.of_kind import OfKind
 from recipes.weight_format import WeightFormat, find_dividing
 

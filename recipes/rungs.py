@@ -23,13 +23,13 @@ from prepare.events import Progress
 from prepare.untrusted import first_fault
 from recipes.checkpoints.module_kind import WEIGHT, block_name
 from recipes.checkpoints.safetensors_header import SafetensorsHeader, TensorEntry
-from recipes.checkpoints.unquantized_modules import (
+from recipes.checkpoints.variant_size import VariantTensor, VariantWeights, variant_weights
+from recipes.checkpoints.weight_files import read_headers
+from recipes.fused_sets import (
     is_renamed_expert,
     join_layers,
     pattern_of_set,
 )
-from recipes.checkpoints.variant_size import VariantTensor, VariantWeights, variant_weights
-from recipes.checkpoints.weight_files import read_headers
 from recipes.quantizers.preset import SCHEMES, EightBits, WithOtherSchemes
 from recipes.schema import Recipe
 from recipes.weights.rounding_noise import TYPES, energies, read_rows

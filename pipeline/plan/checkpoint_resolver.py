@@ -23,7 +23,7 @@ from recipes.checkpoints.hub import download
 from recipes.checkpoints.known_checkpoints import Checkpoints
 from recipes.checkpoints.reference import CheckpointReference
 from recipes.schema import ServingProfile
-from recipes.weights.files import check_adopted_files
+from recipes.weights.auxiliary_files import check_adopted_files
 
 Make = Callable[[StageSpec], Path]
 """Runs a stage and returns the checkpoint's folder."""

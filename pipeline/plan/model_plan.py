@@ -36,7 +36,7 @@ from prepare.errors import UsageError
 from prepare.hardware import NodeInfo
 from prepare.stage import StageSpec
 from recipes.checkpoints.checkpoint import Checkpoint
-from recipes.checkpoints.unquantized_modules import ignore_list
+from recipes.checkpoints.ignore_list import ignore_list
 from recipes.engines import find_engine
 from recipes.quantization import Quantization
 from recipes.quantizers.awq import AwqQuantization

@@ -18,11 +18,11 @@ from recipes.checkpoints.chat_template import ModelGeneration
 from recipes.checkpoints.checkpoint import Checkpoint, check_complete
 from recipes.checkpoints.dequantized_source import BESIDES, NARROW, PACKED, PACKED_IN
 from recipes.checkpoints.folder import MAX_CONTEXT, context_length
+from recipes.checkpoints.ignore_list import decoder_layers
 from recipes.checkpoints.model_shape import text_level
 from recipes.checkpoints.module_kind import is_linear_weight
 from recipes.checkpoints.source_format import quantization_configs
 from recipes.checkpoints.template_renderer import render
-from recipes.checkpoints.unquantized_modules import decoder_layers
 from recipes.checkpoints.weight_files import INDEX
 from recipes.quantization import names_file
 from recipes.quantizers.calibration import form_of, parse_row, read_rows

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from prepare.errors import PrepareError, UsageError
 from recipes.catalog import BASELINE
 from recipes.checkpoints.checkpoint import Checkpoint
+from recipes.checkpoints.ignore_list import decoder_layers
 from recipes.checkpoints.module_kind import (
     EXPERTS,
     WEIGHT,
@@ -14,17 +15,16 @@ from recipes.checkpoints.module_kind import (
     is_linear_weight,
     module_kind,
 )
-from recipes.checkpoints.unquantized_modules import (
+from recipes.checkpoints.variant_size import VariantWeights, find_undivided_rows
+from recipes.engines import find_engine
+from recipes.fused_sets import (
     CURE,
-    decoder_layers,
     find_split,
     fused_name,
     is_renamed_expert,
     pattern_of_set,
 )
-from recipes.checkpoints.variant_size import VariantWeights, find_undivided_rows
-from recipes.engines import find_engine
-from recipes.ignored_modules import is_ignored, to_expression
+from recipes.module_lists import is_listed, to_expression
 from recipes.quantizers.preset import WithOtherSchemes
 from recipes.schema import Recipe, ServingProfile
 from recipes.weight_format import WeightFormat
@@ -212,7 +212,7 @@ def _list_faults(
     quantized = [name for name, form in forms.items() if form is not None]
     for scheme, words in quantization.others.items():
         for word in words:
-            if not any(is_ignored(module, [word]) for module in quantized):
+            if not any(is_listed(module, [word]) for module in quantized):
                 yield (
                     f"{unfit}: '{word}' of {scheme} matches no module that is quantized",
                     f"correct or remove it in {key}: prepare show {recipe.name}",
@@ -224,7 +224,7 @@ def _list_faults(
                     f"begin the pattern with '*', or write the whole name, in {key}",
                 )
     for module in quantized:
-        schemes = [n for n, words in quantization.others.items() if is_ignored(module, words)]
+        schemes = [n for n, words in quantization.others.items() if is_listed(module, words)]
         if schemes and is_renamed_expert(module):
             yield (
                 f"{unfit}: '{module}' is in the list of {schemes[0]}, and the quantizer knows "
@@ -258,8 +258,8 @@ def _find_prefixed(word: str, modules: Collection[str]) -> str | None:
             module
             for module in modules
             if not module.startswith(("model.layers.", "lm_head"))
-            and is_ignored(module, [word])
-            and not is_ignored(f"another.{module}", [word])
+            and is_listed(module, [word])
+            and not is_listed(f"another.{module}", [word])
         ),
         None,
     )

@@ -16,7 +16,6 @@ from pydantic import Field
 
 from pipeline.stages import WEIGHTS
 from pipeline.stages.adopt import ADOPT
-from pipeline.stages.check_adopted import account_adopted
 from pipeline.stages.context import StageContext
 from pipeline.stages.packed import open_archive
 from pipeline.stages.quantize import QUANTIZE
@@ -28,9 +27,10 @@ from recipes.checkpoints.module_kind import is_quantizable, is_tied
 from recipes.checkpoints.weight_files import digest_auxiliary_files, read_json, weight_files
 from recipes.quantization import AnyQuantization, Quantization
 from recipes.quantizers.adopted import AdoptedQuantization
-from recipes.weight_format import PLAIN, WeightFormat
-from recipes.weights.accounting import Compare, FormOf, WeightComparison, account, open_folder
-from recipes.weights.files import (
+from recipes.weight_format import PLAIN
+from recipes.weights.accounting import WeightComparison, account, open_folder
+from recipes.weights.adopted import account_adopted
+from recipes.weights.auxiliary_files import (
     check_adopted_files,
     check_auxiliary_files,
     check_config,
@@ -162,19 +162,18 @@ def run(context: StageContext[CheckWeightsParameters, CheckWeightsRuntime]) -> C
     # digests are known.
     linked = weights.stage == ADOPT.name and not ADOPT.parameters_of(weights).copied
     carried = None if linked else digest_auxiliary_files(output)
-    verified = check_variant(
-        source.path,
-        output,
-        context.parameters.quantization,
-        lambda comparison: context.run_worker(
+    recipe = context.parameters.quantization
+    verified, comparison = account_variant(source.path, output, recipe)
+    if comparison is not None:
+        findings = context.run_worker(
             "recipes.weights.check_weights_worker",
             {
                 "comparison": asdict(comparison),
                 "texts": context.runtime.texts,
                 "trust_remote_code": context.runtime.trust_remote_code,
             },
-        ),
-    )
+        )
+        judge_numbers(verified, comparison, recipe, findings)
     lines = [json.dumps(asdict(layer)) + "\n" for layer in verified.layers]
     (context.folder / LAYERS).write_text("".join(lines))
     for note in verified.notes:
@@ -212,39 +211,35 @@ def _from_archive(
         return record.result.model_copy(update={"auxiliary_files_digest": None})
 
 
-def check_variant(
-    source: Path, variant: Path, recipe: Quantization, compare: Compare
-) -> VerificationResult:
-    """Compare the variant with its source.
+def account_variant(
+    source: Path, variant: Path, recipe: Quantization
+) -> tuple[VerificationResult, WeightComparison | None]:
+    """Check files and headers; return the facts so far, and what numbers to compare, if any.
 
     VerificationError: for the first defect. CheckpointError: files are missing or damaged, or the
     model differs.
     """
     check_only_safetensors(variant)
     verified = VerificationResult()
-    if isinstance(recipe, AdoptedQuantization):
-        verified.size_bytes = weights_size(variant)
-        verified.notes = check_adopted_files(read_folder(source), read_folder(variant))
-        try:
-            comparison = account_adopted(source, variant)
-        except NotComparableError as error:
-            verified.not_compared = error.message
-            verified.notes.append(
-                f"the weights are not compared with the source's: {error.message}"
-            )
-            return verified
-    else:
+    if not isinstance(recipe, AdoptedQuantization):
         comparison = account_made(source, variant, recipe)
         verified.size_bytes = check_smaller(source, variant)
-    compare_numbers(verified, comparison, recipe, compare)
-    return verified
+        return verified, comparison
+    verified.size_bytes = weights_size(variant)
+    verified.notes = check_adopted_files(read_folder(source), read_folder(variant))
+    try:
+        return verified, account_adopted(source, variant)
+    except NotComparableError as error:
+        verified.not_compared = error.message
+        verified.notes.append(f"the weights are not compared with the source's: {error.message}")
+        return verified, None
 
 
 def account_made(source: Path, variant: Path, recipe: Quantization) -> WeightComparison:
     """Check a made variant's files; return what to compare."""
     config = read_json(variant / "config.json")
     where = f"{variant / 'config.json'}, key quantization_config"
-    form_of = check_format(config, recipe, where)
+    formats = stored_formats(config.get("quantization_config"), where)
     check_auxiliary_files(source, variant)
     check_config(source, variant)
     scheme = (config.get("quantization_config") or {}).get("kv_cache_scheme")
@@ -255,36 +250,32 @@ def account_made(source: Path, variant: Path, recipe: Quantization) -> WeightCom
             f"{recipe.kv_cache_strategy or 'none'}",
             where=f"{where}.kv_cache_scheme",
         )
-    return account(
+    comparison = account(
         open_folder(source),
         open_folder(variant),
-        form_of,
+        formats.of_quantized,
         lambda name, tensor: is_quantizable(name, tensor, recipe.ignore),
         tied=is_tied(read_json(source / "config.json")),
         kv_scales=scales is not None,
         rescaled=recipe.rounding == "rescaled",
         rounds=not recipe.keeps_types,
     )
+    check_formats(comparison, recipe, where)
+    return comparison
 
 
-def check_format(config: dict[str, Any], recipe: Quantization, where: str) -> FormOf:
-    """Return the layers' formats; VerificationError unless they are the recipe's."""
-    stored = stored_formats(config.get("quantization_config"), where)
-
-    def form_of(module: str) -> WeightFormat:
-        form = stored.of(module)
+def check_formats(comparison: WeightComparison, recipe: Quantization, where: str) -> None:
+    """Raise VerificationError unless the layers' formats are the recipe's."""
+    for module, form in comparison.layers.items():
         wanted = recipe.for_module(module).weight_formats
         # The quantizer may reorder columns for any recipe with groups.
-        if form is None or replace(form, reordered=False) not in wanted:
+        if replace(form, reordered=False) not in wanted:
             raise VerificationError(
                 f"config.json has the weight format '{form}' for '{module}', "
                 f"and the recipe requires '{' or '.join(map(str, wanted))}'",
                 where=where,
                 hint="quantize again; if it happens again, the quantizer's version differs",
             )
-        return form
-
-    return form_of
 
 
 def weights_size(folder: Path) -> int:
@@ -304,17 +295,16 @@ def check_smaller(source: Path, variant: Path) -> int:
     return size
 
 
-def compare_numbers(
+def judge_numbers(
     verification: VerificationResult,
     comparison: WeightComparison,
     recipe: Quantization,
-    compare: Compare,
+    findings: Mapping[str, Any],
 ) -> None:
-    """Compare all numbers; complete `verification`.
+    """Judge the worker's findings; complete `verification`.
 
     VerificationError: for the first defect.
     """
-    findings = compare(comparison)
     forms = comparison.layers
     for layer in findings["layers"]:
         form = forms[layer["name"]]

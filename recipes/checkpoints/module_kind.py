@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from recipes.checkpoints.safetensors_header import TensorEntry
-from recipes.ignored_modules import is_ignored
+from recipes.module_lists import is_listed
 
 WEIGHT = ".weight"
 HEAD = "lm_head.weight"
@@ -18,7 +18,7 @@ HEAD = "lm_head.weight"
 
 def is_quantizable(name: str, tensor: TensorEntry, ignore: list[str]) -> bool:
     """Return whether the recipe quantizes this tensor."""
-    return is_linear_weight(name, tensor) and not is_ignored(name.removesuffix(WEIGHT), ignore)
+    return is_linear_weight(name, tensor) and not is_listed(name.removesuffix(WEIGHT), ignore)
 
 
 def is_linear_weight(name: str, tensor: TensorEntry) -> bool:

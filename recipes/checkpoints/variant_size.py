@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from recipes.checkpoints.ignore_list import ignore_list
 from recipes.checkpoints.module_kind import WEIGHT, is_head, is_quantizable, is_tied
 from recipes.checkpoints.safetensors_header import TensorEntry
-from recipes.checkpoints.unquantized_modules import ignore_list
 from recipes.quantization import Quantization
 from recipes.weight_format import WeightFormat, find_dividing
 

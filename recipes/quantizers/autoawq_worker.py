@@ -18,7 +18,7 @@ from prepare.untrusted import read_json_file
 from prepare.worker_protocol import versions_of
 from recipes.checkpoints.module_kind import ROUTERS
 from recipes.checkpoints.same_tokens import check_same_tokens
-from recipes.ignored_modules import is_ignored
+from recipes.module_lists import is_listed
 from recipes.quantizers.calibration import block_facts, calibration_blocks
 from recipes.quantizers.models import ComputeDtype
 from recipes.quantizers.transformers4_compat import transformers4_view
@@ -190,7 +190,7 @@ def words_left_out(linears: list[str], ignore: list[str]) -> list[str]:
     They are parts of names, for `modules_to_not_convert`; no other layer's name contains them.
     AutoAWQ scales a block's linear layers together, except routers.
     """
-    meant = {name for name in linears if is_ignored(name, ignore)}
+    meant = {name for name in linears if is_listed(name, ignore)}
     words = {".".join(name.split(".")[-2:]) for name in meant if name.split(".")[-1] in ROUTERS}
     named = {name for name in linears if any(word in name for word in words)}
     wrong = sorted(meant ^ named)

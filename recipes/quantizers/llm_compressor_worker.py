@@ -14,15 +14,14 @@ from prepare.worker_protocol import versions_of
 from recipes.checkpoints.module_kind import module_kind
 from recipes.checkpoints.same_tokens import check_same_tokens
 from recipes.checkpoints.weight_files import INDEX, read_headers, read_json
-from recipes.ignored_modules import is_ignored
+from recipes.module_lists import is_listed
 from recipes.quantizers.calibration import block_facts, calibration_blocks
 from recipes.quantizers.kv_clipping import blocks_to_measure, measure_clipping
+from recipes.quantizers.llm_compressor import LIBRARIES, follow_bars, leave_memory_unpinned
 from recipes.quantizers.models import ComputeDtype, ExpertTokenCounter, load_model
 from recipes.quantizers.modifiers import modifiers
 from recipes.weight_format import dividing_group_size
 
-LIBRARIES = ("llmcompressor", "compressed-tensors", "transformers", "torch")
-"""Libraries whose change can change the weights."""
 TRIAL_BLOCKS = 2
 TRIAL_TOKENS = 64
 MTP_FILE = "model-mtp.safetensors"
@@ -124,7 +123,7 @@ def group_size_of(spec: dict[str, Any], model: Any) -> int | None:
     columns = {
         module.in_features
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and not is_ignored(name, ignore)
+        if isinstance(module, torch.nn.Linear) and not is_listed(name, ignore)
     }
     return dividing_group_size(spec["group_sizes"], columns)
 
@@ -203,37 +202,6 @@ def calibrate(
     )
 
 
-def leave_memory_unpinned() -> None:
-    """Disable pinned memory: llm-compressor 0.14 pins cached activations, which fails on a CPU."""
-    from llmcompressor.pipelines.cache import IntermediatesCache
-
-    IntermediatesCache.pin_memory = lambda self, *args, **kwargs: None
-
-
-def follow_bars(progress: Progress, kind: str) -> None:
-    """Convert the library's progress bars to events: it offers no other hook.
-
-    The sequential pipeline names its bars ``(layer/layers): ...``.
-    """
-    import tqdm.std
-
-    original = tqdm.std.tqdm.update
-    layer_pattern = re.compile(r"\((\d+)/(\d+)\)")
-
-    def update(bar: Any, n: float | None = 1) -> Any:
-        shown = original(bar, n)
-        description = str(bar.desc or "")
-        if match := layer_pattern.search(description):
-            progress.advance(f"quantize ({kind})", int(match[1]), int(match[2]), "layers")
-        elif description.startswith("Compressing") and bar.total:
-            progress.advance("compress", int(bar.n), int(bar.total), "modules")
-        elif description.startswith("Quantizing") and bar.total:
-            progress.advance(f"quantize ({kind})", int(bar.n), int(bar.total), "weight files")
-        return shown
-
-    tqdm.std.tqdm.update = update
-
-
 def carry_mtp(
     source: Path, output: Path, layers: int, ignore: list[str], progress: Progress
 ) -> None:
@@ -265,7 +233,7 @@ def carry_mtp(
     (output / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True), encoding="utf-8")
     config = read_json(output / "config.json")
     modules = [name.rpartition(".")[0] for name in tensors]
-    words = [word for word in ignore if any(is_ignored(module, [word]) for module in modules)]
+    words = [word for word in ignore if any(is_listed(module, [word]) for module in modules)]
     listed = config["quantization_config"].setdefault("ignore", [])
     listed += [word for word in words if word not in listed]
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

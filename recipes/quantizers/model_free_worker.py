@@ -24,8 +24,8 @@ from recipes.checkpoints.module_kind import (
 )
 from recipes.checkpoints.safetensors_header import TensorEntry
 from recipes.checkpoints.weight_files import INDEX, read_headers, read_json
-from recipes.ignored_modules import is_ignored
-from recipes.quantizers.llm_compressor_worker import LIBRARIES, follow_bars
+from recipes.module_lists import is_listed
+from recipes.quantizers.llm_compressor import LIBRARIES, follow_bars, save_contiguous
 
 CONFIGS = ("config.json", "generation_config.json")
 # The library's own estimate for FP8 is 1.5 times a file; NVFP4 needs a little more.
@@ -53,41 +53,21 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         for name, tensor in file_header.tensors.items()
     }
     places = {name: file for file, header in headers.items() for name in header.tensors}
-    check_supported(tensors, config, ignore, source)
+    chosen = {
+        name: tensor for name, tensor in tensors.items() if is_quantizable(name, tensor, ignore)
+    }
+    check_supported(chosen, config, ignore, source)
     check_tie(tensors, places, config, source)
-    chosen = {name for name, tensor in tensors.items() if is_quantizable(name, tensor, ignore)}
     others = [
         name.removesuffix(WEIGHT)
         for name in tensors
         if name.endswith(WEIGHT) and name not in chosen
     ]
-    from llmcompressor.entrypoints import model_free
-    from llmcompressor.entrypoints.model_free import converter
-
-    # It would take the first axis after the experts for rows, and halve it for gate and up.
-    converter.split_fused_moe_experts = lambda tensors: tensors
-    save_contiguous(model_free)
     follow_bars(progress, quantization["kind"])
-    largest = max(file.stat().st_size for file in headers)
-    fitting = int(available_bytes() / (MEMORY_A_WORKER * largest))
-    with tempfile.TemporaryDirectory() as needed:
-        # The library copies each other file of its input, pickled weights too.
-        for file in (*headers, *(source / name for name in (INDEX, *CONFIGS))):
-            if file.exists():
-                (Path(needed) / file.name).symlink_to(file)
-        model_free.model_free_ptq(
-            needed,
-            output,
-            scheme=quantization["scheme"],
-            ignore=others,
-            max_workers=max(1, min(len(os.sched_getaffinity(0)), fitting)),
-        )
+    write_quantized(source, list(headers), quantization["scheme"], others, output)
     kept = kept_layers(tensors, ignore)
-    saved = read_json(output / "config.json")
     heads = ["lm_head"] if is_tied(config) and "lm_head" not in kept else []
-    saved["quantization_config"]["ignore"] = kept + heads
-    text = json.dumps(saved, indent=2) + "\n"
-    (output / "config.json").write_text(text, encoding="utf-8")
+    write_ignore_list(output / "config.json", kept + heads)
     return {
         "scheme": quantization["scheme"],
         "quantized_modules": len(chosen),
@@ -98,10 +78,46 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     }
 
 
-def check_supported(
-    tensors: Mapping[str, TensorEntry], config: dict[str, Any], ignore: list[str], source: Path
+def write_quantized(
+    source: Path, files: list[Path], scheme: str, ignore: list[str], output: Path
 ) -> None:
-    """Refuse transposed or quantized layers, a tied lm_head, or none to quantize."""
+    """Quantize the weight files by the library, as many at once as fit into memory."""
+    from llmcompressor.entrypoints import model_free
+    from llmcompressor.entrypoints.model_free import converter
+
+    # It would take the first axis after the experts for rows, and halve it for gate and up.
+    converter.split_fused_moe_experts = lambda tensors: tensors
+    save_contiguous(model_free)
+    largest = max(file.stat().st_size for file in files)
+    fitting = int(available_bytes() / (MEMORY_A_WORKER * largest))
+    with tempfile.TemporaryDirectory() as needed:
+        # The library copies each other file of its input, pickled weights too.
+        for file in (*files, *(source / name for name in (INDEX, *CONFIGS))):
+            if file.exists():
+                (Path(needed) / file.name).symlink_to(file)
+        model_free.model_free_ptq(
+            needed,
+            output,
+            scheme=scheme,
+            ignore=ignore,
+            max_workers=max(1, min(len(os.sched_getaffinity(0)), fitting)),
+        )
+
+
+def write_ignore_list(file: Path, kept: list[str]) -> None:
+    """Write the modules that stay unquantized into config.json, for the engine."""
+    saved = read_json(file)
+    saved["quantization_config"]["ignore"] = kept
+    file.write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
+
+
+def check_supported(
+    chosen: Mapping[str, TensorEntry], config: dict[str, Any], ignore: list[str], source: Path
+) -> None:
+    """Refuse transposed or quantized layers, a tied lm_head, or none to quantize.
+
+    `chosen` are the tensors to quantize.
+    """
     architecture = config.get("model_type")
     place = source / "config.json"
     if architecture in TRANSPOSED_ARCHITECTURES:
@@ -110,11 +126,6 @@ def check_supported(
             where=f"{place}, key model_type",
             hint="none of llm-compressor's recipes quantizes these layers; use the baseline",
         )
-    chosen = {
-        name: described
-        for name, described in tensors.items()
-        if is_quantizable(name, described, ignore)
-    }
     for name, tensor in chosen.items():
         if tensor.dtype not in CASTABLE or not tensor.elements:
             raise StageError(
@@ -123,7 +134,7 @@ def check_supported(
                 where=str(source),
                 hint="start from the unquantized checkpoint",
             )
-    if is_tied(config) and not is_ignored("lm_head", ignore):
+    if is_tied(config) and not is_listed("lm_head", ignore):
         raise StageError(
             "lm_head is the embedding, and cannot be quantized alone",
             where=f"{place}, key tie_word_embeddings",
@@ -179,14 +190,3 @@ def kept_layers(tensors: Mapping[str, TensorEntry], ignore: list[str]) -> list[s
     ]
     stacked = any(is_expert_stack(name, len(tensor.shape)) for name, tensor in tensors.items())
     return [*kept, STACKED_EXPERTS] if stacked else kept
-
-
-def save_contiguous(library: Any) -> None:
-    """Make the library save matrices whose last block is cut.
-
-    llm-compressor 0.14 passes views, which safetensors refuses.
-    """
-    save = library.save_file
-    library.save_file = lambda tensors, path: save(
-        {name: tensor.contiguous() for name, tensor in tensors.items()}, path
-    )

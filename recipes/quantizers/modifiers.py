@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from recipes.checkpoints.module_kind import VISION, block_name
-from recipes.ignored_modules import to_expression
+from recipes.module_lists import to_expression
 
 # The library's expressions begin with this; they match towers for images and audio, too.
 EXPRESSION = "re:"

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from recipes.ignored_modules import check_patterns, is_ignored
+from recipes.module_lists import check_patterns, is_listed
 from recipes.quantization import (
     LLM_COMPRESSOR_WORKER,
     MODEL_FREE_WORKER,
@@ -111,7 +111,7 @@ class WithOtherSchemes(Quantization):
     def part_of(self, module: str) -> int:
         """Implement :meth:`Quantization.part_of`."""
         lists = list(self.others.values())
-        return next((n for n, words in enumerate(lists) if is_ignored(module, words)), len(lists))
+        return next((n for n, words in enumerate(lists) if is_listed(module, words)), len(lists))
 
     def _part(self, scheme: str) -> Quantization:
         # Not validated: W8A16 is no preset by itself.

@@ -7,7 +7,7 @@ may have scales of the KV cache.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,15 +95,10 @@ class WeightComparison:
         return cls(**{**plain, "layers": forms})
 
 
-FormOf = Callable[[str], WeightFormat]  # of a quantized module
-# Runs the worker on a comparison, and returns its findings.
-Compare = Callable[[WeightComparison], Mapping[str, Any]]
-
-
 def account(
     source: TensorFiles,
     variant: TensorFiles,
-    form_of: FormOf,
+    form_of: Callable[[str], WeightFormat],
     chosen: Callable[[str, TensorEntry], bool],
     *,
     tied: bool,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from prepare.errors import VerificationError, raise_as
 from recipes.checkpoints.source_format import QUANTIZER_FILE, quantization_configs
-from recipes.checkpoints.unquantized_modules import CURE, find_split, fused_name
 from recipes.checkpoints.weight_files import read_json
-from recipes.ignored_modules import check_patterns, is_ignored, to_expression
+from recipes.fused_sets import CURE, find_split, fused_name
+from recipes.module_lists import check_patterns, is_listed, to_expression
 from recipes.weight_format import (
     AWQ_GEMM,
     FP8,
@@ -36,6 +36,7 @@ class StoredFormats:
 
     # Names, `re:` expressions and classes of modules, with their format; in the config's order.
     groups: tuple[tuple[tuple[str, ...], WeightFormat], ...]
+    where: str = ""
 
     def __str__(self) -> str:
         return " and ".join(dict.fromkeys(str(form) for _, form in self.groups))
@@ -59,13 +60,17 @@ class StoredFormats:
 
     def of_name(self, module: str) -> WeightFormat | None:
         """Return the first format that names the module."""
-        return next((form for targets, form in self.groups if is_ignored(module, targets)), None)
+        return next((form for targets, form in self.groups if is_listed(module, targets)), None)
 
     def of_quantized(self, module: str) -> WeightFormat:
         """Return a quantized module's format, or raise VerificationError."""
         form = self.of(module)
         if form is None:
-            raise VerificationError(f"config.json has no format for '{module}'")
+            raise VerificationError(
+                f"config.json has no format for '{module}'",
+                where=self.where,
+                hint="quantize again, or ask who made it",
+            )
         return form
 
 
@@ -97,7 +102,7 @@ def stored_formats(config: Any, where: str) -> StoredFormats:
             where=where,
             hint="add the key as the program that made the weights writes it, or ask their maker",
         ) from error
-    return formats
+    return replace(formats, where=where)
 
 
 def _check_values(form: WeightFormat) -> None:
@@ -253,7 +258,7 @@ def check_fused_sets(
     Else vLLM would use the first one's, or the matrix's name's.
     """
     ignored = ignored_modules(config)
-    forms = {name: None if is_ignored(name, ignored) else formats.of(name) for name in modules}
+    forms = {name: None if is_listed(name, ignored) else formats.of(name) for name in modules}
     if split := find_split(forms):
         told = " and ".join(f"'{name}' ({forms[name] or 'in 16 bits'})" for name in split)
         raise VerificationError(
@@ -263,9 +268,9 @@ def check_fused_sets(
         )
     for name, form in forms.items():
         # vLLM leaves the whole out, too, if each of its modules is ignored.
-        if (fused := fused_name(name)) is None or is_ignored(name, ignored):
+        if (fused := fused_name(name)) is None or is_listed(name, ignored):
             continue
-        of_set = None if is_ignored(fused, ignored) else formats.of_name(fused) or form
+        of_set = None if is_listed(fused, ignored) else formats.of_name(fused) or form
         if of_set != form:
             raise VerificationError(
                 f"'{name}' ({form or 'in 16 bits'}) is part of '{fused}' in vLLM, and config.json "

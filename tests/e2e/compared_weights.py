@@ -21,11 +21,11 @@ from sound_variants import (
     variant_tensors,
     write_weights,
 )
+from weight_comparer import Compare, check_variant
 
-from pipeline.stages.check_weights import VerificationResult, check_variant
+from pipeline.stages.check_weights import VerificationResult
 from prepare.errors import VerificationError
 from recipes.quantization import AnyQuantization, Quantization
-from recipes.weights.accounting import Compare
 
 INDEX = "model.safetensors.index.json"
 

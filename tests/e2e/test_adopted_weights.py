@@ -24,12 +24,11 @@ from sound_variants import (
     variant_files,
     variant_tensors,
 )
-from weight_comparer import comparer
+from weight_comparer import Compare, check_variant, comparer
 
-from pipeline.stages.check_weights import VerificationResult, check_variant
+from pipeline.stages.check_weights import VerificationResult
 from prepare.errors import CheckpointError, PrepareError, VerificationError
 from recipes.quantizers.adopted import AdoptedQuantization
-from recipes.weights.accounting import Compare
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -13,14 +13,13 @@ import httpx
 import pytest
 from port_server import served
 from pydantic import TypeAdapter
-from weight_comparer import comparer
+from weight_comparer import check_variant, comparer
 
 import pipeline
 import recipes
 from pipeline.environments.environment import Accelerator, Environment, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.server import Server
-from pipeline.stages.check_weights import check_variant
 from pipeline.stages.context import advance
 from pipeline.stages.quantize import (
     QUANTIZE,

@@ -27,11 +27,10 @@ from sound_variants import (
     source_tensors,
     variant_tensors,
 )
-from weight_comparer import comparer
+from weight_comparer import Compare, comparer
 
 from pipeline.stages.check_weights import check_smaller
 from prepare.errors import VerificationError
-from recipes.weights.accounting import Compare
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -17,13 +17,12 @@ import numpy as np
 import pytest
 from prepare_command import prepare
 from quiz_policy import quiz_policy
-from weight_comparer import comparer
+from weight_comparer import check_variant, comparer
 
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.adopted_variants import read_variant
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
-from pipeline.stages.check_weights import check_variant
 from pipeline.stages.context import advance
 from pipeline.stages.quantize import QUANTIZE, QuantizeParameters, QuantizeRuntime
 from prepare.digest import FileDigests

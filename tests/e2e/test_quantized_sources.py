@@ -16,12 +16,11 @@ from narrow_numbers import Stored, from_bf16
 from prepare_command import prepare
 from quiz_policy import quiz_policy
 from tiny_llama import HEAD, LAYERS, SCHEMES
-from weight_comparer import comparer
+from weight_comparer import check_variant, comparer
 
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
-from pipeline.stages.check_weights import check_variant
 from pipeline.stages.context import advance
 from pipeline.stages.dequantize import DEQUANTIZE, DequantizeParameters, DequantizeRuntime
 from pipeline.stages.quantize import QUANTIZE, QuantizeParameters, QuantizeRuntime

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
-from weight_comparer import comparer
+from weight_comparer import Compare, check_variant, comparer
 
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
 from pipeline.preflight.suitability import find_making_faults, find_serving_fault
-from pipeline.stages.check_weights import VerificationResult, check_variant
+from pipeline.stages.check_weights import VerificationResult
 from pipeline.stages.context import advance
 from pipeline.stages.quantize import (
     QUANTIZE,
@@ -38,16 +38,16 @@ from prepare.stage import StageRecord
 from prepare.store import Store
 from recipes.catalog import load_profile, load_recipe, recipe_names
 from recipes.checkpoints.checkpoint import Checkpoint, inspect_folder, read_folder
+from recipes.checkpoints.ignore_list import ignore_list
 from recipes.checkpoints.module_kind import module_kind
 from recipes.checkpoints.safetensors_header import TensorEntry
-from recipes.checkpoints.unquantized_modules import ignore_list, pattern_of_set
 from recipes.checkpoints.variant_size import variant_weights
 from recipes.checkpoints.weight_files import read_json
-from recipes.ignored_modules import is_ignored
+from recipes.fused_sets import pattern_of_set
+from recipes.module_lists import is_listed
 from recipes.quantization import AnyQuantization, Quantization
 from recipes.rungs import Rung, give_back, rung_of
 from recipes.schema import Recipe
-from recipes.weights.accounting import Compare
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everything]
 
@@ -394,7 +394,7 @@ def test_experts_in_stacks_stay_and_the_rest_is_quantized(workshop: Workshop, na
         assert variant.tensors[tensor].shape == source[tensor].shape
     assert stands_for(variant, QUERIES) == FORMATS[name] | {"bias": ("BF16", (WIDTH,))}
     assert variant.record.result["quantized_modules"] == 2 * 4
-    assert is_ignored("model.layers.1.mlp.experts.0.up_proj", variant.config["ignore"])
+    assert is_listed("model.layers.1.mlp.experts.0.up_proj", variant.config["ignore"])
     assert verified_layers(workshop, variant) == 2 * 4
     output = str(variant.output)
     found = json.loads(workshop.script("compare", str(workshop.folder / "gpt_oss"), output))

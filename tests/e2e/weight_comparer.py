@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -13,10 +13,14 @@ from typing import Any
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
+from pipeline.stages.check_weights import VerificationResult, account_variant, judge_numbers
 from pipeline.stages.staying_workers import BOOTSTRAP
 from prepare.errors import from_dict
 from prepare.events import NullProgress
-from recipes.weights.accounting import Compare, WeightComparison
+from recipes.quantization import Quantization
+from recipes.weights.accounting import WeightComparison
+
+Compare = Callable[[WeightComparison], Mapping[str, Any]]
 
 LOOP = """
 import json, runpy, sys, traceback
@@ -37,6 +41,16 @@ for line in sys.stdin:
         answer = {"defect": traceback.format_exc()}
     print(json.dumps(answer), file=answers, flush=True)
 """
+
+
+def check_variant(
+    source: Path, variant: Path, recipe: Quantization, compare: Compare
+) -> VerificationResult:
+    """Check a variant as the stage does."""
+    verified, comparison = account_variant(source, variant, recipe)
+    if comparison is not None:
+        judge_numbers(verified, comparison, recipe, compare(comparison))
+    return verified
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from pipeline.plan.plan import Arm
 from pipeline.run.run import Run
 from pipeline.run.servers import BlockServers, Servers
 from pipeline.stages import stage_code
-from pipeline.stages.check_weights import CHECK_WEIGHTS, check_variant
+from pipeline.stages.check_weights import CHECK_WEIGHTS, account_variant
 from pipeline.stages.context import StageContext
 from prepare.digest import digest_bytes, digest_json
 from prepare.errors import ServingError, StageError
@@ -321,9 +321,8 @@ def check_headers(context: PretendContext, output: Path) -> None:
     """Check the files and headers of weights that exist; their numbers are pretended."""
     parameters = CHECK_WEIGHTS.parameters_of(context.spec)
     runtime = CHECK_WEIGHTS.runtime_of(context.spec)
-    sound = {"layers": [], "altered": {}, "rescaled": False, "outputs": None}
     assert runtime.checkpoint is not None
-    check_variant(runtime.checkpoint.path, output, parameters.quantization, lambda _: sound)
+    account_variant(runtime.checkpoint.path, output, parameters.quantization)
 
 
 def quantized(output: Path, variant: str, name: str = "weight") -> dict[str, Any]:

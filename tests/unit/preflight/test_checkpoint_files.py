@@ -45,7 +45,7 @@ from recipes.checkpoints.small_files import TEMPLATES_FOLDER
 from recipes.checkpoints.tokenizer_file import parse_tokenizer
 from recipes.checkpoints.weight_files import INDEX
 from recipes.weights.accounting import WeightComparison, account, open_folder
-from recipes.weights.files import check_adopted_files
+from recipes.weights.auxiliary_files import check_adopted_files
 
 LLAMA = dense(LLAMA_3_8B)
 HEADLESS = {name: shape for name, shape in LLAMA.items() if name != "lm_head.weight"}

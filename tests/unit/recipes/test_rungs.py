@@ -18,10 +18,10 @@ from sound_variants import GROUP, quantized, safetensors_of
 from prepare.errors import UsageError
 from recipes.catalog import load_recipe
 from recipes.checkpoints.checkpoint import Checkpoint, read_folder
-from recipes.checkpoints.unquantized_modules import join_layers, pattern_of_set
 from recipes.checkpoints.variant_size import variant_weights
 from recipes.checkpoints.weight_files import read_headers
-from recipes.ignored_modules import is_ignored
+from recipes.fused_sets import join_layers, pattern_of_set
+from recipes.module_lists import is_listed
 from recipes.rungs import FusedSet, GivenBack, Rung, choose_sets, give_back, rung_of
 from recipes.weight_format import WeightFormat
 from recipes.weights.rounding_noise import energies, read_rows
@@ -182,7 +182,7 @@ def test_layers_share_a_pattern_so_that_the_recipe_can_be_loaded(tmp_path: Path)
     (words,) = recipe.quantization.model_dump()["other_schemes"].values()
     assert 1 <= len(words) <= 4
     assert all(word.startswith("re:") for word in words)
-    named = {name for name in checkpoint.tensors if is_ignored(name.removesuffix(".weight"), words)}
+    named = {name for name in checkpoint.tensors if is_listed(name.removesuffix(".weight"), words)}
     assert named == {f"{module}.weight" for one in chosen.sets for module in one.modules}
     keys = recipe.model_dump(mode="json", exclude_defaults=True)
     keys["quantization"]["kind"] = recipe.quantization.kind
@@ -216,9 +216,9 @@ def test_lists_that_are_too_long_with_what_is_given_back_are_refused(tmp_path: P
 )
 def test_joined_patterns_match_the_same_modules(modules: list[str], others: list[str]) -> None:
     joined = join_layers(map(pattern_of_set, modules))
-    assert all(is_ignored(module, joined) for module in modules)
+    assert all(is_listed(module, joined) for module in modules)
     again = [module.replace(".1.", ".21.") for module in modules if ".1." in module]
-    assert not any(is_ignored(module, joined) for module in others + again)
+    assert not any(is_listed(module, joined) for module in others + again)
 
 
 def test_experts_of_a_layer_are_one_set(tmp_path: Path) -> None:

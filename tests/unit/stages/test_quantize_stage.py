@@ -23,7 +23,7 @@ from pipeline.stages.quantize import (
 from prepare.errors import VerificationError
 from prepare.store import Store
 from recipes.catalog import load_recipe
-from recipes.weights.files import check_auxiliary_files
+from recipes.weights.auxiliary_files import check_auxiliary_files
 
 
 def test_what_is_carried_over(tmp_path: Path) -> None:

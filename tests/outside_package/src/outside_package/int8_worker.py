@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prepare.events import Progress
-from recipes.ignored_modules import is_ignored
+from recipes.module_lists import is_listed
 
 LARGEST = 127
 
@@ -39,7 +39,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         tensors = load_file(file)
         for name in [name for name, tensor in tensors.items() if is_matrix(name, tensor)]:
             module = name.removesuffix(".weight")
-            if is_ignored(module, ignore):
+            if is_listed(module, ignore):
                 left.append(module)
                 continue
             tensors[name], tensors[f"{name}_scale"] = rounded_to_nearest(tensors[name])

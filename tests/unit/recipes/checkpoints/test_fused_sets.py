@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recipes.checkpoints.unquantized_modules import SIBLINGS, find_split
+from recipes.fused_sets import SIBLINGS, find_split
 
 ATTENTION = "model.layers.3.self_attn"
 EXPERTS = "model.layers.3.mlp.experts"

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from prepare.errors import StageError
+from recipes.checkpoints.module_kind import is_quantizable
 from recipes.checkpoints.safetensors_header import TensorEntry
-from recipes.ignored_modules import is_ignored
+from recipes.module_lists import is_listed
 from recipes.quantizers.model_free_worker import check_supported, kept_layers
 
 IGNORE = ["lm_head", "re:.*mlp.gate$"]
@@ -22,7 +23,8 @@ LINEAR = {"model.layers.0.mlp.up_proj.weight": tensor(8, 4)}
 
 
 def check(tensors: dict[str, TensorEntry], config: dict[str, Any] | None = None) -> None:
-    check_supported(tensors, config or {}, IGNORE, SOURCE)
+    chosen = {name: entry for name, entry in tensors.items() if is_quantizable(name, entry, IGNORE)}
+    check_supported(chosen, config or {}, IGNORE, SOURCE)
 
 
 @pytest.mark.parametrize(
@@ -40,10 +42,10 @@ def test_stacked_experts_are_kept_and_the_engine_hears_of_it(name: str) -> None:
     tensors = LINEAR | {name: tensor(4, 8, 4)}
     check(tensors)
     kept = kept_layers(tensors, IGNORE)
-    assert is_ignored("model.layers.0.mlp.experts.0.gate_proj", kept)
-    assert is_ignored("language_model.layers.3.feed_forward.experts.routed_experts.0.w1", kept)
+    assert is_listed("model.layers.0.mlp.experts.0.gate_proj", kept)
+    assert is_listed("language_model.layers.3.feed_forward.experts.routed_experts.0.w1", kept)
     for module in ("model.layers.0.mlp.up_proj", "model.layers.0.mlp.shared_experts.up_proj"):
-        assert not is_ignored(module, kept)
+        assert not is_listed(module, kept)
 
 
 def test_quantized_weights_are_refused() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.ignored_modules import check_patterns, is_ignored, to_expression
+from recipes.module_lists import check_patterns, is_listed, to_expression
 
 NAME = "model.layers.10.self_attn.qkv_proj" + ".a" * 40
 
@@ -40,7 +40,7 @@ def test_an_expression_takes_time_linear_in_the_name(expression: str) -> None:
     started = time.process_time()
     check_patterns([f"re:{expression}"])
     for n in range(500):
-        assert not is_ignored(f"{n}{NAME}", [f"re:{expression}"])
+        assert not is_listed(f"{n}{NAME}", [f"re:{expression}"])
     assert time.process_time() - started < 2
 
 
@@ -98,13 +98,13 @@ def test_what_is_taken_is_compared_in_seconds(words: list[str]) -> None:
     started = time.process_time()
     check_patterns(words)
     for n in range(200):
-        is_ignored(f"{n}{NAME}", words)
+        is_listed(f"{n}{NAME}", words)
     assert time.process_time() - started < 10
 
 
 def test_a_name_that_is_no_text_has_no_expression() -> None:
-    assert not is_ignored("a\udc80", ["re:b.*"])
-    assert is_ignored("a\udc80", ["a\udc80"])
+    assert not is_listed("a\udc80", ["re:b.*"])
+    assert is_listed("a\udc80", ["a\udc80"])
 
 
 @given(
@@ -117,15 +117,15 @@ def test_shell_patterns_mean_what_fnmatch_says(pattern: str, name: str) -> None:
         check_patterns([pattern])
     except (re.error, ValueError):
         return
-    assert is_ignored(name, [pattern]) == expected
+    assert is_listed(name, [pattern]) == expected
     assert re.compile(to_expression(pattern) or "").match(name) is not None or not expected
 
 
 def test_names_patterns_and_expressions_mean_what_they_did() -> None:
     ignore = ["lm_head", "*.gate", "re:.*[.]down_proj$", "a[0]"]
-    assert is_ignored("lm_head", ignore)
-    assert not is_ignored("model.lm_head", ignore)
-    assert is_ignored("model.layers.0.gate", ignore)
-    assert not is_ignored("model.layers.0.gate_proj", ignore)
-    assert is_ignored("x.down_proj", ignore)
-    assert is_ignored("a0", ignore)
+    assert is_listed("lm_head", ignore)
+    assert not is_listed("model.lm_head", ignore)
+    assert is_listed("model.layers.0.gate", ignore)
+    assert not is_listed("model.layers.0.gate_proj", ignore)
+    assert is_listed("x.down_proj", ignore)
+    assert is_listed("a0", ignore)

@@ -19,10 +19,10 @@ from published_models import (
     source,
 )
 
+from recipes.checkpoints.ignore_list import ignore_list
 from recipes.checkpoints.module_kind import is_quantizable
 from recipes.checkpoints.safetensors_header import TensorEntry
-from recipes.checkpoints.unquantized_modules import ignore_list
-from recipes.ignored_modules import is_ignored
+from recipes.module_lists import is_listed
 
 # Qwen3-MoE, shared experts and a second router as in Qwen2-MoE, and a head for prediction.
 QWEN_MOE: Shapes = {
@@ -111,7 +111,7 @@ def test_experts_in_stacks() -> None:
     }
     assert quantized(CONFIG, shapes) == {"model.layers.0.self_attn.q_proj.weight"}
     ignore = ignore_list(source(CONFIG, shapes).tensors, CONFIG, [])
-    assert is_ignored("model.layers.0.mlp.experts.0.up_proj", ignore)
+    assert is_listed("model.layers.0.mlp.experts.0.up_proj", ignore)
 
 
 def test_a_tied_head_is_the_embedding() -> None:
@@ -136,8 +136,8 @@ def test_shell_patterns_become_expressions(pattern: str) -> None:
     tensors = source(CONFIG, dense(CONFIG)).tensors
     ignore = ignore_list(tensors, CONFIG, [pattern])
     assert all(not set(word) & set("*?[") or word.startswith("re:") for word in ignore)
-    assert is_ignored("model.layers.0.self_attn.q_proj", ignore)
-    assert not is_ignored("model.layers.0.mlp.up_proj", ignore)
+    assert is_listed("model.layers.0.self_attn.q_proj", ignore)
+    assert not is_listed("model.layers.0.mlp.up_proj", ignore)
 
 
 @given(st.lists(st.sampled_from([*QWEN_MOE, *QWEN_NEXT, *LLAVA, *dense(CONFIG)]), unique=True))

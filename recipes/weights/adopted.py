@@ -10,9 +10,9 @@ from pathlib import Path
 from prepare.errors import VerificationError
 from recipes.checkpoints.module_kind import is_head, is_linear_weight, is_tied
 from recipes.checkpoints.safetensors_header import TensorEntry
-from recipes.checkpoints.unquantized_modules import SIBLINGS
 from recipes.checkpoints.weight_files import read_json
-from recipes.ignored_modules import is_ignored
+from recipes.fused_sets import SIBLINGS
+from recipes.module_lists import is_listed
 from recipes.weight_format import PLAIN
 from recipes.weights.accounting import TensorFiles, WeightComparison, account, open_folder
 from recipes.weights.layouts import FLOATING, layer_parts
@@ -91,8 +91,8 @@ def _check_targets(
     ]
 
     def is_target(name: str) -> bool:
-        listed = "Linear" in targets or is_ignored(name, targets)
-        return listed and not is_ignored(name, ignore)
+        listed = "Linear" in targets or is_listed(name, targets)
+        return listed and not is_listed(name, ignore)
 
     for names, stored, told in (
         (quantized, "quantized", "in 16 bits"),

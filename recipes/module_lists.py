@@ -25,9 +25,9 @@ MAX_EXPRESSIONS = 1_000
 MAX_CHARACTERS = 50_000
 
 
-def is_ignored(module: str, ignore: Sequence[str]) -> bool:
-    """Return whether an ignore list matches the module."""
-    names, expressions = _compile_all(tuple(ignore))
+def is_listed(module: str, words: Sequence[str]) -> bool:
+    """Return whether a list names the module, or an expression of it matches."""
+    names, expressions = _compile_all(tuple(words))
     if module in names:
         return True
     text = module.encode(errors="replace").decode()  # RE2 takes no halves of a surrogate pair
@@ -90,9 +90,9 @@ def _compile(expression: str) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _compile_all(ignore: tuple[str, ...]) -> tuple[frozenset[str], tuple[Any, ...]]:
-    by_word = {word: to_expression(word) for word in ignore}
+def _compile_all(words: tuple[str, ...]) -> tuple[frozenset[str], tuple[Any, ...]]:
+    by_word = {word: to_expression(word) for word in words}
     return (
         frozenset(word for word, expression in by_word.items() if expression is None),
-        tuple(_compile(words) for words in by_word.values() if words is not None),
+        tuple(_compile(expression) for expression in by_word.values() if expression is not None),
     )
