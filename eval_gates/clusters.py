@@ -38,9 +38,12 @@ def group_by_cluster(rows: Sequence[Row]) -> list[list[Row]]:
     return [[row for _, row in group] for _, group in groupby(pairs, key=lambda pair: pair[0])]
 
 
-def means(clusters: Sequence[Sequence[Any]], key: str) -> list[float]:
-    """Return each cluster's mean of that key."""
-    return [sum(float(getattr(row, key)) for row in rows) / len(rows) for rows in clusters]
+def means(rows: Sequence[Clustered], key: str) -> list[float]:
+    """Return each cluster's mean of that key; a row without a cluster is one."""
+    return [
+        sum(float(getattr(row, key)) for row in cluster) / len(cluster)
+        for cluster in group_by_cluster(rows)
+    ]
 
 
 def whole_end(labels: Sequence[str], end: int) -> int:

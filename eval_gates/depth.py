@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from eval_gates.clusters import group_by_cluster, means
+from eval_gates.clusters import means
 from eval_gates.gate_result import SCORE, GateResult, Verdict, format_percent
 from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import check_sensitivities, insensitive_checks
@@ -134,7 +134,7 @@ def judge_depth(
             reason=f"no answer follows more than {suite.at_depth:,} tokens: the gate needs longer "
             "questions, or a smaller at_depth",
         )
-    scores = [means(group_by_cluster(rows), "score") for rows in (before, after)]
+    scores = [means(rows, "score") for rows in (before, after)]
     unit = "clusters" if suite.cluster_by else "questions"
     return DepthResult(**told, **_compare(scores[0], scores[1], rule, before, guessing, unit))
 

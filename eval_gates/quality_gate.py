@@ -9,13 +9,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Literal
+from typing import Any
 
 from eval_gates.clusters import group_by_cluster, means
 from eval_gates.depth import report_depths
 from eval_gates.gate_result import SCORE, Verdict
 from eval_gates.quality_result import AnswerLengths, NatsLost, NoiseFloor, QualityResult
 from eval_gates.rows import Answer
+from eval_gates.speed.load_run import Side
 from eval_gates.statistics.assay_sensitivity import (
     ChanceKind,
     SensitivityCheck,
@@ -29,7 +30,6 @@ from eval_gates.suites.suite_kind import kind_of
 from recipes.policy import AnySuite
 
 Answers = Sequence[Answer]
-ArmSide = Literal["baseline", "candidate"]
 
 
 def judge_quality(
@@ -42,7 +42,7 @@ def judge_quality(
     candidate: Answers,
     again: Answers,
     guessing: float,
-    asked_twice: ArmSide = "baseline",
+    asked_twice: Side = "baseline",
 ) -> QualityResult:
     """Compare a variant's answers with the baseline's.
 
@@ -50,58 +50,43 @@ def judge_quality(
     `asked_twice`. `guessing` is the chance-level mean score. ValueError if prompts differ, or
     answers are missing.
     """
-    floor = floor_of(name, baseline if asked_twice == "baseline" else candidate, again, asked_twice)
     kind = kind_of(suite)
+    floor = floor_of(name, baseline if asked_twice == "baseline" else candidate, again, asked_twice)
     answers = (*baseline, *candidate)
     if kind.scores_unrelated and any(answer.unrelated is None for answer in answers):
         raise ValueError(f"{name}: the answers were not scored against other questions")
-    all_of_baseline = baseline
-    planned = len(group_by_cluster(baseline))
-    baseline = baseline[: len(candidate)]
-    check_paired(name, baseline, candidate)
-    groups = group_by_cluster(candidate)
-    before = means(group_by_cluster(baseline), "score")
-    after = means(groups, "score")
-    comparison = rule.comparison
-    sensitivity_checks = check_sensitivities(all_of_baseline, guessing, comparison)
-    can_pass = not insensitive_checks(sensitivity_checks, rule.alpha)
-    finding = look_at(rule, before, candidate, planned, can_pass=can_pass)
+    check_paired(name, baseline[: len(candidate)], candidate)
+    checks = check_sensitivities(baseline, guessing, rule.comparison)
+    finding = find_difference(name, rule, baseline, candidate, checks)
     n = finding.n
-    if finding.state == "open" and n != planned:
-        raise ValueError(f"{name}: the answers to {planned - n} of {planned} values are missing")
     # Answers after the look that decides change nothing.
-    rows = sum(map(len, groups[:n]))
-    asked = (baseline, candidate)
-    baseline = baseline[:rows]
-    candidate = candidate[:rows]
-    before = before[:n]
-    after = after[:n]
-    differences = [a - b for a, b in zip(after, before, strict=True)]
+    rows = sum(map(len, group_by_cluster(candidate)[:n]))
+    before = baseline[:rows]
+    after = candidate[:rows]
+    pairs = zip(means(before, "score"), means(after, "score"), strict=True)
+    differences = [new - old for old, new in pairs]
     flips = sum(difference != 0 for difference in differences)
-    lengths = answer_lengths(all_of_baseline)
+    lengths = answer_lengths(baseline)
     scores = Scores(
-        baseline=sum(before) / n,
-        candidate=sum(after) / n,
+        baseline=mean_of(before, "score"),
+        candidate=mean_of(after, "score"),
         flips=flips / n,
-        sensitivity_checks=tuple(sensitivity_checks),
-        full_baseline=mean_of(all_of_baseline, "score"),
-        shuffled_score=0.0 if candidate[0].unrelated is None else mean_of(candidate, "unrelated"),
+        sensitivity_checks=tuple(checks),
+        full_baseline=mean_of(baseline, "score"),
+        shuffled_score=0.0 if after[0].unrelated is None else mean_of(after, "unrelated"),
         cut_off=0.0 if lengths is None or kind.reads_cut_off else lengths.truncated,
         max_gain=suite.max_gain,
         unit="clusters" if suite.cluster_by else "questions",
     )
     judged = judge_scores(finding, scores)
-    bounds = (finding.lower, finding.upper)
-    allowed = comparison.threshold
-    kept = None
-    if comparison.kind == "recovery":
-        change = mean_bounds(differences, finding.level)
-        bounds = (change.lower, change.upper)
-        allowed = -comparison.allowed_drop(scores.baseline)
-        kept = scores.candidate / scores.baseline if scores.baseline > 0 else 0.0
-    nats = nats_lost(baseline, candidate)
-    counted = f"{n:,} of {planned:,}" if n < planned else f"{n:,}"
+    nats = nats_lost(before, after)
+    counted = f"{n:,} of {finding.planned:,}" if n < finding.planned else f"{n:,}"
+    # Other gates had all turns asked, so their curve is of all.
+    grouped = (before, after)
+    if kind.asks_baseline_twice:
+        grouped = (baseline[: len(candidate)], candidate)
     return QualityResult(
+        **_change(finding, differences, scores),
         name=name,
         metric=metric,
         tier=rule.tier,
@@ -109,35 +94,62 @@ def judge_quality(
         n=n,
         counted=f"{counted} clusters" if suite.cluster_by else counted,
         unit=SCORE,
-        planned=planned,
+        planned=finding.planned,
         look=finding.number,
         baseline=scores.baseline,
         candidate=scores.candidate,
         estimate=sum(differences) / n,
-        lower=bounds[0],
-        upper=bounds[1],
         bound=finding.lower,
         upper_bound=finding.upper,
-        threshold=comparison.threshold,
-        allowed=allowed,
-        kept=kept,
+        threshold=rule.comparison.threshold,
         margin=rule.margin.words,
         alpha=rule.alpha,
-        p_value=max(finding.p_value, *(check.p_insensitive for check in sensitivity_checks)),
+        p_value=max(finding.p_value, *(check.p_insensitive for check in checks)),
         cluster=suite.cluster_by,
         flips=flips,
         gains=sum(difference > 0 for difference in differences),
-        baseline_lengths=answer_lengths(baseline),
-        candidate_lengths=answer_lengths(candidate),
+        baseline_lengths=answer_lengths(before),
+        candidate_lengths=answer_lengths(after),
         noise_floor=floor,
         nats=nats,
-        depths=report_depths(baseline, candidate, kind.depth),
-        # Other gates had all turns asked, so their curve is of all.
-        groups=kind.groups(*(asked if kind.asks_baseline_twice else (baseline, candidate))),
+        depths=report_depths(before, after, kind.depth),
+        groups=kind.groups(*grouped),
         verdict=judged.verdict,
         reason=f"{_describe_scores(scores, n, nats)}; {judged.reason}",
         suspicious=judged.suspicious,
     )
+
+
+def find_difference(
+    name: str,
+    rule: GateRule,
+    baseline: Answers,
+    candidate: Answers,
+    checks: Sequence[SensitivityCheck],
+) -> Finding:
+    """Return the look that decides, as asking found it; ValueError if answers are missing."""
+    planned = len(group_by_cluster(baseline))
+    before = means(baseline[: len(candidate)], "score")
+    can_pass = not insensitive_checks(checks, rule.alpha)
+    finding = look_at(rule, before, candidate, planned, can_pass=can_pass)
+    if finding.state == "open" and finding.n != planned:
+        missing = planned - finding.n
+        raise ValueError(f"{name}: the answers to {missing} of {planned} values are missing")
+    return finding
+
+
+def _change(finding: Finding, differences: Sequence[float], scores: Scores) -> dict[str, Any]:
+    """Return bounds of the change of the mean score, what it may be, and the share retained."""
+    comparison = finding.comparison
+    if comparison.kind == "points":
+        return {"lower": finding.lower, "upper": finding.upper, "allowed": comparison.threshold}
+    change = mean_bounds(differences, finding.level)
+    return {
+        "lower": change.lower,
+        "upper": change.upper,
+        "allowed": -comparison.allowed_drop(scores.baseline),
+        "kept": scores.candidate / scores.baseline if scores.baseline > 0 else 0.0,
+    }
 
 
 def _describe_scores(scores: Scores, n: int, nats: NatsLost | None) -> str:
@@ -154,7 +166,7 @@ def nats_lost(baseline: Answers, candidate: Answers) -> NatsLost | None:
     """Return the loss of a token's log-probability, if recorded."""
     if any(row.nats is None for row in (*baseline, *candidate)):
         return None
-    before, after = (means(group_by_cluster(rows), "nats") for rows in (baseline, candidate))
+    before, after = (means(rows, "nats") for rows in (baseline, candidate))
     lost = [b - a for a, b in zip(before, after, strict=True)]
     error = stdev(lost) / math.sqrt(len(lost)) if len(lost) > 1 else 0.0
     tenths = [min(9, int(10 * row.score)) for row in candidate]
@@ -163,7 +175,7 @@ def nats_lost(baseline: Answers, candidate: Answers) -> NatsLost | None:
 
 def mean_of(rows: Answers, key: str) -> float:
     """Return a key's mean; each cluster counts as one."""
-    values = means(group_by_cluster(rows), key)
+    values = means(rows, key)
     return sum(values) / len(values)
 
 
@@ -193,7 +205,7 @@ def check_paired(name: str, baseline: Answers, candidate: Answers) -> None:
 
 
 def floor_of(
-    name: str, first: Answers, again: Answers, side: ArmSide = "baseline"
+    name: str, first: Answers, again: Answers, side: Side = "baseline"
 ) -> NoiseFloor | None:
     """Return how often the repeated side's scores changed."""
     asked = min(len(first), len(again))

@@ -12,7 +12,7 @@ from itertools import accumulate, groupby
 
 from pydantic import Field, TypeAdapter
 
-from eval_gates.clusters import group_by_cluster, means, whole_end
+from eval_gates.clusters import means, whole_end
 from eval_gates.gate_result import Tier
 from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import own_gains
@@ -49,7 +49,7 @@ def look_at(
     """
     return find(
         baseline,
-        means(group_by_cluster(rows), "score"),
+        means(rows, "score"),
         rule.comparison,
         rule.alpha,
         planned,
@@ -80,9 +80,8 @@ class StoppingPlan:
         """Return each planned look's number of questions."""
         if self.rule is None:
             return [self.end]
-        sizes = self._sizes(self.end)
-        ends = list(accumulate(sizes))
-        looks = planned_looks(len(sizes), self.rule.comparison.margin)
+        ends = self._value_ends
+        looks = planned_looks(len(ends), self.rule.comparison.margin)
         return [ends[look.n - 1] for look in looks]
 
     def decided(self, rows: Answers) -> Finding | None:
@@ -94,9 +93,9 @@ class StoppingPlan:
         if reached not in self._findings:
             self._findings[reached] = look_at(
                 self.rule,
-                self.baseline[: len(self._sizes(reached))],
+                self.baseline[: self._value_ends.index(reached) + 1],
                 rows[:reached],
-                len(self._sizes(self.end)),
+                len(self._value_ends),
                 can_pass=self.can_pass,
             )
         return self._findings[reached]
@@ -114,7 +113,7 @@ class StoppingPlan:
         return max(self.look_ends()[look.number - 1], min(len(rows), self._least()))
 
     def _least(self) -> int:
-        ends = list(accumulate(self._sizes(self.end)))
+        ends = self._value_ends
         return ends[min(self.min_values, len(ends)) - 1] if self.min_values else 0
 
     def next_batch(self, rows: Answers) -> range:
@@ -128,11 +127,13 @@ class StoppingPlan:
         end = min(done + self.batch, look)
         return range(done, whole_end(self.clusters, end) if self.clusters else end)
 
-    def _sizes(self, end: int) -> list[int]:
-        """Return the number of questions of each value."""
+    @cached_property
+    def _value_ends(self) -> Sequence[int]:
+        """By value, the number of questions after which it is complete."""
         if not self.clusters:
-            return [1] * end
-        return [len(list(group)) for _, group in groupby(self.clusters[:end])]
+            return range(1, self.end + 1)
+        clusters = groupby(self.clusters[: self.end])
+        return list(accumulate(len(list(questions)) for _, questions in clusters))
 
 
 PLAN = TypeAdapter(StoppingPlan)

@@ -16,7 +16,8 @@ from prepare.plugins import plugin_names
 class OfKind:
     """Annotation that validates and serializes a value as the model of its `kind`.
 
-    `model_of` raises LookupError for an unknown kind.
+    `model_of` raises LookupError for an unknown kind. A larger model of the kind loses its other
+    keys: a stage that is given a policy's suite for a task does not depend on its margins.
     """
 
     def __init__(self, group: str, model_of: Callable[[str], type[BaseModel]]) -> None:

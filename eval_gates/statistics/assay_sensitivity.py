@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from eval_gates.clusters import group_by_cluster, means
+from eval_gates.clusters import means
 from eval_gates.rows import Answer
 from eval_gates.statistics.bound import p_value
 from eval_gates.statistics.comparison import Comparison
@@ -57,15 +57,14 @@ def check_sensitivities(
     rows: Sequence[Answer], guessing: float, comparison: Comparison
 ) -> list[SensitivityCheck]:
     """Check the margin against every chance baseline that these rows show."""
-    clusters = group_by_cluster(rows)
-    scores = means(clusters, "score")
+    scores = means(rows, "score")
     kind: ChanceKind = "guessing" if guessing > 0 else "nothing"
     checks = [check_sensitivity(kind, scores, guessing, comparison)]
     if all(row.empty is not None for row in rows):
-        checks.append(check_sensitivity("empty", scores, means(clusters, "empty"), comparison))
+        checks.append(check_sensitivity("empty", scores, means(rows, "empty"), comparison))
     if all(row.unrelated is not None for row in rows):
         # An answer is scored against its partner's question, so both are one draw.
-        unrelated = means(clusters, "unrelated")
+        unrelated = means(rows, "unrelated")
         if len(scores) > 1:
             pairs = _halve(scores), _halve(unrelated)
             checks.append(check_sensitivity("unrelated", *pairs, comparison))
@@ -86,9 +85,8 @@ def own_gains(rows: Sequence[Answer]) -> list[float] | None:
     """
     if not all(row.unrelated is not None for row in rows):
         return None
-    clusters = group_by_cluster(rows)
-    own = _halve(means(clusters, "score"))
-    other = _halve(means(clusters, "unrelated"))
+    own = _halve(means(rows, "score"))
+    other = _halve(means(rows, "unrelated"))
     return [a - b for a, b in zip(own, other, strict=True)]
 
 

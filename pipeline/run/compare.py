@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from artifacts.run_record import ScreenedModel
-from eval_gates.clusters import group_by_cluster, means
+from eval_gates.clusters import means
 from eval_gates.quality_gate import check_paired
 from eval_gates.statistics.effect import measure_effect
 from pipeline.plan.compare import kv_dtype, part_name, screening_stages, with_kv_dtype
@@ -113,7 +113,7 @@ def compare_with_baseline(servers: Servers, state: PlanProgress, arm: Arm) -> Sc
         raise ServingError(
             "not measured: the engine reads a prompt without its KV cache", where=name
         )
-    sides = [group_by_cluster(rows) for rows in (before, own)]
+    sides = (before, own)
     scores, nats = ([means(side, key) for side in sides] for key in ("score", "nats"))
     rate = None
     if load := stages.get(speed_role("screening")):

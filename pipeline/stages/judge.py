@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from eval_gates.cost import cost_rule_of, judge_cost
 from eval_gates.decision_gate import judge_decisions
@@ -38,59 +38,18 @@ def judge_evidence(parameters: JudgeParameters, inputs: Evidence, history: Histo
 
     ValueError: the evidence does not belong together. EvidenceError, StoreError: as `Evidence`.
     """
-    policy = parameters.policy
-    rules = parameters.gates
-    answers = inputs.answers
     if faults := list(find_faults(parameters, inputs)):
         raise ValueError("; ".join(faults))
+    policy = parameters.policy
+    results = {
+        name: EVALUATE.result_of(inputs.record(answers_role("candidate", name)))
+        for name in policy.suites
+    }
     gates: list[GateResult] = []
-    drafted = {}
-    for name, suite in policy.suites.items():
-        result = EVALUATE.result_of(inputs.record(answers_role("candidate", name)))
-        again = again_role(name)
-        gates.append(
-            judge_quality(
-                name,
-                suite,
-                rules[name],
-                metric=result.metric,
-                baseline=answers(answers_role("baseline", name)),
-                candidate=answers(answers_role("candidate", name)),
-                again=answers(again) if again in inputs.references else [],
-                guessing=QUESTIONS.result_of(inputs.record(questions_role(name))).guessing,
-                asked_twice="baseline" if inputs.recorded is None else "candidate",
-            )
-        )
-        if isinstance(suite, DepthSuite) and suite.at_depth is not None:
-            gates.append(
-                judge_depth(
-                    name,
-                    suite,
-                    rules[name],
-                    baseline=answers(answers_role("baseline", name)),
-                    candidate=answers(answers_role("candidate", name)),
-                    guessing=QUESTIONS.result_of(inputs.record(questions_role(name))).guessing,
-                    depth_of=kind_of(suite).depth,
-                )
-            )
-        gates += judge_decisions(
-            name,
-            suite,
-            parameters.family,
-            rules[name].alpha,
-            *(answers(answers_role(side, name)) for side in SIDES),
-        )
-        if result.spec_decode is not None:
-            drafted[name] = result.spec_decode
-    gates += speed_of(parameters, inputs)
-    cost = policy.cost
-    for name in cost.suites if cost is not None else ():
-        assert cost is not None
-        asked = EVALUATE.parameters_of(inputs.record(answers_role("candidate", name)))
-        alpha = rules[name].alpha
-        longest = asked.max_length
-        rule = cost_rule_of(cost, asked.suite, parameters.family, alpha, longest)
-        gates.append(judge_cost(name, rule, *(answers(answers_role(s, name)) for s in SIDES)))
+    for name, result in results.items():
+        gates += suite_gates(parameters, inputs, name, result.metric)
+    gates += speed_gates(parameters, inputs)
+    gates += cost_gates(parameters, inputs)
     if policy.undecided_supporting == "hold":
         gates = [gate.model_copy(update={"holds": gate.tier == "supporting"}) for gate in gates]
     verdict, reason, p_value = judge_variant(gates)
@@ -102,11 +61,61 @@ def judge_evidence(parameters: JudgeParameters, inputs: Evidence, history: Histo
         p_value=p_value,
         history=history,
         gates=gates,
-        spec_decode=drafted,
+        spec_decode={
+            name: result.spec_decode
+            for name, result in results.items()
+            if result.spec_decode is not None
+        },
     )
 
 
-def speed_of(parameters: JudgeParameters, inputs: Evidence) -> Iterable[SpeedGateResult]:
+def suite_gates(
+    parameters: JudgeParameters, inputs: Evidence, name: str, metric: str
+) -> Iterator[GateResult]:
+    """Yield a suite's gate, and those beyond a depth and on decisions, if it has any."""
+    suite = parameters.policy.suites[name]
+    rule = parameters.gates[name]
+    baseline = inputs.answers(answers_role("baseline", name))
+    candidate = inputs.answers(answers_role("candidate", name))
+    guessing = QUESTIONS.result_of(inputs.record(questions_role(name))).guessing
+    again = again_role(name)
+    yield judge_quality(
+        name,
+        suite,
+        rule,
+        metric=metric,
+        baseline=baseline,
+        candidate=candidate,
+        again=inputs.answers(again) if again in inputs.references else [],
+        guessing=guessing,
+        asked_twice="baseline" if inputs.recorded is None else "candidate",
+    )
+    if isinstance(suite, DepthSuite) and suite.at_depth is not None:
+        yield judge_depth(
+            name,
+            suite,
+            rule,
+            baseline=baseline,
+            candidate=candidate,
+            guessing=guessing,
+            depth_of=kind_of(suite).depth,
+        )
+    yield from judge_decisions(name, suite, parameters.family, rule.alpha, baseline, candidate)
+
+
+def cost_gates(parameters: JudgeParameters, inputs: Evidence) -> Iterator[GateResult]:
+    """Yield the gate on costs of each suite that has one."""
+    cost = parameters.policy.cost
+    if cost is None:
+        return
+    for name in cost.suites:
+        asked = EVALUATE.parameters_of(inputs.record(answers_role("candidate", name)))
+        alpha = parameters.gates[name].alpha
+        rule = cost_rule_of(cost, asked.suite, parameters.family, alpha, asked.max_length)
+        yield judge_cost(name, rule, *(inputs.answers(answers_role(s, name)) for s in SIDES))
+
+
+def speed_gates(parameters: JudgeParameters, inputs: Evidence) -> Iterator[SpeedGateResult]:
     """Yield each speed gate's report, undecided without a measurement.
 
     ValueError: it was measured by another rule.

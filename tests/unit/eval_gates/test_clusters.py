@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kept_answers import HUMANEVAL, judged_rows, parsed
 
-from eval_gates.clusters import group_by_cluster, means, partners, repeated_field, whole_end
+from eval_gates.clusters import means, partners, repeated_field, whole_end
 from eval_gates.rows import Answer
 from eval_gates.stopping import GateRule, StoppingPlan
 from recipes.policy import AnySuite, Margin
@@ -81,7 +81,7 @@ def test_the_worker_and_the_judge_see_the_same() -> None:
     rule = GateRule(tier="critical", margin=Margin(points=0.1), alpha=ALPHA)
     stopping = StoppingPlan(len(rows), 10, rule, [1.0] * 60, names)
     alone = StoppingPlan(60, 2, rule, [1.0] * 60)
-    means_alone = [Answer("a", "p", each) for each in means(group_by_cluster(rows), "score")]
+    means_alone = [Answer("a", "p", each) for each in means(rows, "score")]
     assert stopping.decided(rows) == alone.decided(means_alone)
     assert stopping.decided(rows[:100]) is alone.decided(means_alone[:20]) is None
 

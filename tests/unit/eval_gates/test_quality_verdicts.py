@@ -21,7 +21,7 @@ from kept_answers import (
     recovery,
 )
 
-from eval_gates.clusters import group_by_cluster, labels_of, means
+from eval_gates.clusters import labels_of, means
 from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import check_sensitivities, insensitive_checks
 from eval_gates.statistics.bound import mean_bounds
@@ -101,7 +101,7 @@ def test_asking_and_judging_look_alike(
         len(baseline),
         7,
         rule,
-        means(group_by_cluster(baseline), "score"),
+        means(baseline, "score"),
         labels_of(baseline) if size > 1 else None,
         can_pass=not insensitive_checks(checks, alpha),
     )

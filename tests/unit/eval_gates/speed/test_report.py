@@ -12,7 +12,7 @@ from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.report import SpeedGateResult, judge_speed
 from eval_gates.speed.rules import SpeedRule, build_rule
 from pipeline.stages import speed_role
-from pipeline.stages.judge import speed_of
+from pipeline.stages.judge import speed_gates
 from pipeline.stages.verdict import JudgeParameters
 from recipes.catalog import load_profile
 from recipes.policy import Policy
@@ -83,7 +83,7 @@ def test_each_claim_is_judged_by_the_verdicts_rules() -> None:
 def test_what_was_not_measured_is_undecided() -> None:
     assert {each.verdict for each in judged({})} == {"undecided"}
     asked = JudgeParameters(policy=policy(None), trial=some_trial(), family="fp8")
-    assert list(speed_of(asked, None)) == []  # type: ignore[arg-type]
+    assert list(speed_gates(asked, None)) == []  # type: ignore[arg-type]
 
 
 def test_a_verdict_says_what_starts_it_is_about() -> None:
