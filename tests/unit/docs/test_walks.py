@@ -20,11 +20,11 @@ PRETENDED = {
     *("pipeline/cli/model.py", "pipeline/serving/server.py", "prepare/worker_protocol.py"),
     *("pipeline/stages/quantize.py", "pipeline/stages/check_weights.py"),
     *("pipeline/stages/sanity.py", "pipeline/stages/questions.py"),
-    *("recipes/quantizers/model_free_worker.py", "recipes/quantizers/llm_compressor.py"),
-    *("recipes/weights/auxiliary_files.py", "recipes/weights/stored_formats.py"),
+    *("recipes/quantizers/model_free_worker.py", "recipes/weights/stored_formats.py"),
     *("recipes/weights/accounting.py", "recipes/weights/layouts.py"),
     *("recipes/weights/check_weights_worker.py", "eval_gates/questions_worker.py"),
-    *("eval_gates/ask.py", "eval_gates/replies.py", "eval_gates/model_tokenizer.py"),
+    *("eval_gates/question_set.py", "eval_gates/ask.py"),
+    *("eval_gates/replies.py", "eval_gates/model_tokenizer.py"),
 }
 # Where the plan is made, a stage is carried out, a server starts, and the alias moves.
 MILESTONES = {
