@@ -8,9 +8,9 @@ from typing import Literal
 from pydantic import Field
 
 from prepare.record import ForeignText, Record
+from recipes.config_model import Tier
 
 Verdict = Literal["pass", "fail", "undecided"]
-Tier = Literal["critical", "supporting", "advisory"]
 SCORE: Literal["score"] = "score"
 POINTS: Literal["points"] = "points"
 RATIO: Literal["ratio"] = "ratio"

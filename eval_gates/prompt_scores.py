@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from eval_gates.ask import Request
-from eval_gates.replies import choice_of
+from eval_gates.replies import MAX_LOGPROB, choice_of
 from prepare.errors import StageError
 from recipes.generation import THOUGHT_MARKERS
 
@@ -22,7 +22,6 @@ class BrokenNumbersError(StageError):
 
 
 CHOICES = 2  # first and second, whose distance is the margin of a flip
-_MAX_LOGPROB = 0.01  # above 0, by rounding
 
 
 class ScoredToken(NamedTuple):
@@ -135,7 +134,7 @@ def _scored(place: Any, token: int) -> ScoredToken:
         own = logprobs[token]
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"its log-probabilities lack the token {token}") from error
-    if any(math.isnan(value) or value > _MAX_LOGPROB for value in logprobs.values()):
+    if any(math.isnan(value) or value > MAX_LOGPROB for value in logprobs.values()):
         raise BrokenNumbersError("its log-probabilities are not numbers: the model is broken")
     best, second, *_ = [*sorted(logprobs.values(), reverse=True), -math.inf]
     first = max(logprobs, key=lambda candidate: (logprobs[candidate], candidate == token))

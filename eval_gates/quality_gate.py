@@ -55,7 +55,8 @@ def judge_quality(
     answers = (*baseline, *candidate)
     if kind.scores_unrelated and any(answer.unrelated is None for answer in answers):
         raise ValueError(f"{name}: the answers were not scored against other questions")
-    check_paired(name, baseline[: len(candidate)], candidate)
+    whole = (baseline[: len(candidate)], candidate)
+    check_paired(name, *whole)
     checks = check_sensitivities(baseline, guessing, rule.comparison)
     finding = find_difference(name, rule, baseline, candidate, checks)
     n = finding.n
@@ -82,9 +83,7 @@ def judge_quality(
     nats = nats_lost(before, after)
     counted = f"{n:,} of {finding.planned:,}" if n < finding.planned else f"{n:,}"
     # Other gates had all turns asked, so their curve is of all.
-    grouped = (before, after)
-    if kind.asks_baseline_twice:
-        grouped = (baseline[: len(candidate)], candidate)
+    grouped = whole if kind.asks_baseline_twice else (before, after)
     return QualityResult(
         **_change(finding, differences, scores),
         name=name,

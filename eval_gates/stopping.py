@@ -13,12 +13,12 @@ from itertools import accumulate, groupby
 from pydantic import Field, TypeAdapter
 
 from eval_gates.clusters import means, whole_end
-from eval_gates.gate_result import Tier
 from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import own_gains
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import Finding, find, planned_looks
 from prepare.record import Record
+from recipes.config_model import Tier
 from recipes.policy import AnySuite, Margin
 from recipes.schema import Family
 

@@ -10,12 +10,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from eval_gates.gate_result import RATIO, GateResult, Tier, Verdict
+from eval_gates.gate_result import RATIO, GateResult, Verdict
 from eval_gates.speed.load_run import LoadRun, Side
 from eval_gates.speed.rules import Fault, SpeedFinding, SpeedRule, StartCount, StartCounts
 from eval_gates.speed.schedule import Starts
 from eval_gates.speed.steady_state import NoSteadyStateError, output_rate, percentiles
 from prepare.record import Record
+from recipes.config_model import Tier
 from recipes.speed import SpeedGateKind
 
 NAME = "speed "  # how the names of these gates begin

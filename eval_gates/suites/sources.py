@@ -277,10 +277,9 @@ class SourcedKind:
             if revision is not None:
                 return self.hub.source.model_copy(update={"revision": revision}), None
         if source == "packages" and self.packaged is not None:
-            file = self.packaged_file
-            digest = lookup.digest_of(file) if file is not None else None
+            digest = self.packaged_file and lookup.digest_of(self.packaged_file)
             packages = QuestionSource(
-                kind="packages", digest=digest, environment=lookup.environment
+                kind="packages", environment=lookup.environment, digest=digest
             )
             return packages, None
         if source == "builtin" and self.carried is not None:

@@ -21,6 +21,7 @@ from artifacts.evidence.verify import check_run
 from artifacts.registry import Registry
 from artifacts.run_record import RunReport, find_run
 from eval_gates.clusters import group_by_cluster
+from eval_gates.speed.load_run import Side
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.environments.definition import SUITE_ASKER
 from pipeline.environments.settings import Settings
@@ -36,7 +37,6 @@ from pipeline.stages.recorded import (
     RecordedParameters,
     RecordedResult,
     RecordedRuntime,
-    Side,
     compared_policy,
 )
 from pipeline.stages.verdict import JudgeParameters

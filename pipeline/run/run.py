@@ -32,7 +32,7 @@ from pipeline.stages import WEIGHTS
 from pipeline.stages.block import BLOCK
 from pipeline.stages.check_weights import CHECK_WEIGHTS
 from pipeline.stages.context import ArmServers, StageContext, advance
-from pipeline.stages.evaluate import EVALUATE, FIRST_ROWS_WORKER
+from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.quantize import QUANTIZE
 from pipeline.stages.speed import SPEED
 from pipeline.stages.staying_workers import StayingWorkers
@@ -228,7 +228,9 @@ class Run:
         """Run a stage's asking worker; store nothing."""
         with TemporaryDirectory() as folder:
             context = StageContext[Any, Any](spec, Path(folder), self.store, self.progress)
-            context.run_worker(FIRST_ROWS_WORKER, worker_spec, plugins=plugins, needs=needs)
+            context.run_worker(
+                "eval_gates.first_rows_worker", worker_spec, plugins=plugins, needs=needs
+            )
 
     def reuse(self, spec: StageSpec) -> StageRecord | None:
         """Return the stage's record, or remove remains."""

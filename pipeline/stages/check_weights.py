@@ -239,10 +239,11 @@ def account_made(source: Path, variant: Path, recipe: Quantization) -> WeightCom
     """Check a made variant's files; return what to compare."""
     config = read_json(variant / "config.json")
     where = f"{variant / 'config.json'}, key quantization_config"
-    formats = stored_formats(config.get("quantization_config"), where)
+    described = config.get("quantization_config")
+    formats = stored_formats(described, where)
     check_auxiliary_files(source, variant)
     check_config(source, variant)
-    scheme = (config.get("quantization_config") or {}).get("kv_cache_scheme")
+    scheme = (described or {}).get("kv_cache_scheme")
     scales = str(scheme.get("strategy")) if isinstance(scheme, dict) else None
     if scales != recipe.kv_cache_strategy:
         raise VerificationError(

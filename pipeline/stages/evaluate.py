@@ -90,8 +90,6 @@ class EvaluateResult(Record):
     )
 
 
-ASKING_WORKER = "eval_gates.evaluate_worker"
-FIRST_ROWS_WORKER = "eval_gates.first_rows_worker"
 EVALUATE = Stage("evaluate", 16, EvaluateParameters, EvaluateRuntime, EvaluateResult)
 
 # Limits and opponents, on which a question's answer does not depend.
@@ -128,7 +126,6 @@ def open_answer_log(store: Store, answer_log: Path, waits: Callable[[str], None]
 
 TEXTS = "texts.jsonl"
 """Private keys of the rows; no bundle has the file."""
-_TEXTS_GONE = "restore the file, or measure the suite again with --remeasure"
 
 Context = StageContext[EvaluateParameters, EvaluateRuntime]
 
@@ -158,66 +155,36 @@ def is_answered(spec: StageSpec, store: Store) -> bool:
 
 def run(context: Context) -> EvaluateResult:
     """Ask until the round is over."""
-    todo = round_of(context.spec, context.store)
-    facts: dict[str, Any] = {}
+    suite = context.runtime.suite
     kind = kind_of(context.parameters.suite)
+    todo = round_of(context.spec, context.store)
     with open_answer_log(context.store, todo.answer_log_file, context.progress.note):
         if (counted := context.runtime.counted) is not None:  # before any answer
             AttemptLedger(context.store).begin(counted, context.parameters.measurement_number)
-        if not todo.is_over():
-            is_ours = context.runtime.socket is not None
-            compared = compared_role(context.spec.inputs) if kind.reads_baseline else ""
-            if compared and kind.private_keys:
-                check_texts(context.input_folder(compared))
-            facts = context.run_worker(
-                ASKING_WORKER,
-                {
-                    **worker_spec(context.spec, context.store),
-                    "answer_log": str(todo.answer_log_file),
-                    "stopping": PLAN.dump_python(todo.stopping, mode="json"),
-                    "baseline": [
-                        str(context.input_folder(compared) / name)
-                        for name in (ANSWERS, TEXTS)
-                        if compared and (context.input_folder(compared) / name).exists()
-                    ],
-                },
-                plugins=[for_worker(context.parameters.suite)],
-                needs=[] if is_ours else [NetworkAccess.ENDPOINT],
-                stays=True,
-            )
+        facts = {} if todo.is_over() else ask(context, todo)
         rows = todo.answer_log.rows()
         rows = rows[: todo.stopping.counted(rows)]
     if not rows:
         raise StageError("no question was answered", where=str(todo.answer_log_file))
-    max_tokens = getattr(context.parameters.suite, "max_tokens", None)
     takes_thoughts = kind.takes_thoughts(context.parameters.suite)
     check_answers(
-        context.runtime.suite,
+        suite,
         rows,
-        max_tokens=max_tokens,
+        max_tokens=getattr(context.parameters.suite, "max_tokens", None),
         is_complete=True,
         takes_thoughts=takes_thoughts,
     )
     for remark in remarks_on(rows, takes_thoughts=takes_thoughts):
-        context.note(f"{context.runtime.suite}: {remark}")
-    private = kind.private_keys
-    if private:
-        texts = [
-            {"id": row.id, **{key: row.own[key] for key in private if key in row.own}}
-            for row in rows
-        ]
-        write_rows(context.folder / TEXTS, texts)
-        rows = [
-            replace(row, own={key: row.own[key] for key in row.own if key not in private})
-            for row in rows
-        ]
+        context.note(f"{suite}: {remark}")
+    if kind.private_keys:
+        rows = write_apart(rows, kind.private_keys, context.folder / TEXTS)
     write_rows(context.folder / ANSWERS, [row.to_row() for row in rows])
     laid_out = QUESTIONS.result_of(context.input_record("questions"))
     finding = todo.stopping.decided(rows)
     state = finding.state if finding is not None else "open"
-    if finding is not None and finding.state != "open":
+    if finding is not None and state != "open":
         decided = todo.stopping.look_ends()[finding.number - 1]
-        context.note(f"{context.runtime.suite}: decided after {decided} questions ({state})")
+        context.note(f"{suite}: decided after {decided} questions ({state})")
     return EvaluateResult(
         **facts,
         metric=kind.metric(context.parameters.suite, laid_out.metric),
@@ -229,6 +196,42 @@ def run(context: Context) -> EvaluateResult:
     )
 
 
+def ask(context: Context, todo: EvaluationRound) -> dict[str, Any]:
+    """Have the worker ask until the round is over; return its facts."""
+    kind = kind_of(context.parameters.suite)
+    compared = compared_role(context.spec.inputs) if kind.reads_baseline else ""
+    if compared and kind.private_keys:
+        check_texts(context.input_folder(compared))
+    files = [context.input_folder(compared) / name for name in (ANSWERS, TEXTS) if compared]
+    return context.run_worker(
+        "eval_gates.evaluate_worker",
+        {
+            **worker_spec(context.spec, context.store),
+            "answer_log": str(todo.answer_log_file),
+            "stopping": PLAN.dump_python(todo.stopping, mode="json"),
+            "baseline": [str(file) for file in files if file.exists()],
+        },
+        plugins=[for_worker(context.parameters.suite)],
+        needs=[] if context.runtime.socket else [NetworkAccess.ENDPOINT],
+        stays=True,
+    )
+
+
+def write_apart(rows: list[Answer], private: Collection[str], file: Path) -> list[Answer]:
+    """Write the rows' private keys into a file of their own; return the rows without them."""
+    write_rows(
+        file,
+        [
+            {"id": row.id, **{key: row.own[key] for key in private if key in row.own}}
+            for row in rows
+        ],
+    )
+    return [
+        replace(row, own={key: row.own[key] for key in row.own if key not in private})
+        for row in rows
+    ]
+
+
 def check_texts(folder: Path) -> None:
     """Raise StoreError unless a stage has the private keys of all of its answers.
 
@@ -238,7 +241,9 @@ def check_texts(folder: Path) -> None:
     known = {row.get("id") for _, row in read_rows(file)} if file.is_file() else set()
     if known != {answer.id for answer in read_answers(folder)}:
         raise StoreError(
-            "the baseline's private texts are not whole any more", where=str(file), hint=_TEXTS_GONE
+            "the baseline's private texts are not whole any more",
+            where=str(file),
+            hint="restore the file, or measure the suite again with --remeasure",
         )
 
 
@@ -249,8 +254,7 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
     questions = [Question.from_row(row) for _, row in read_rows(questions_file)]
     ids = [question.id for question in questions]
     # As the judge groups the answers, which have their questions' labels.
-    has_clusters = any(question.cluster for question in questions)
-    clusters = labels_of(questions) if has_clusters else None
+    clusters = labels_of(questions) if any(question.cluster for question in questions) else None
     max_questions = min(parameters.max_questions or len(ids), len(ids))
     baseline: list[Answer] = []
     can_pass = True

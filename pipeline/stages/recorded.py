@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 from pydantic import Field
 
+from eval_gates.speed.load_run import Side
 from pipeline.serving.served_model import ServedModel, ServerInfo
 from pipeline.stages import FIRST_TEXTS, answers_role
 from pipeline.stages.context import StageContext
@@ -27,7 +27,6 @@ from recipes.policy import Margin, Policy
 from recipes.schema import Family
 
 ARCHIVE = "evidence.tar.gz"
-Side = Literal["baseline", "candidate"]
 
 
 class RecordedParameters(Record):

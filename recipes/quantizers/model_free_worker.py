@@ -66,8 +66,9 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     follow_bars(progress, quantization["kind"])
     write_quantized(source, list(headers), quantization["scheme"], others, output)
     kept = kept_layers(tensors, ignore)
-    heads = ["lm_head"] if is_tied(config) and "lm_head" not in kept else []
-    write_ignore_list(output / "config.json", kept + heads)
+    if is_tied(config) and "lm_head" not in kept:
+        kept.append("lm_head")
+    write_ignore_list(output / "config.json", kept)
     return {
         "scheme": quantization["scheme"],
         "quantized_modules": len(chosen),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from sample_reports import gate_report, speed_gate_report
 
-from eval_gates.gate_result import Tier, not_shown, passed_on
+from eval_gates.gate_result import not_shown, passed_on
 from eval_gates.quality_result import KEPT_SHARE
+from recipes.config_model import Tier
 
 
 @pytest.mark.parametrize("verdict", ["pass", "fail", "undecided"])

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_reports import gate_report, speed_gate_report
 
-from eval_gates.gate_result import Tier, Verdict
+from eval_gates.gate_result import Verdict
 from eval_gates.quality_result import QualityResult
 from eval_gates.speed.report import SpeedGateResult
 from pipeline.stages.verdict import judge_variant
+from recipes.config_model import Tier
 
 LOST = "{} (-0.1 points; at most 1 may be lost)"
 
