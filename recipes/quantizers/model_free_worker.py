@@ -82,7 +82,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
 def write_quantized(
     source: Path, files: list[Path], scheme: str, ignore: list[str], output: Path
 ) -> None:
-    """Quantize the weight files by the library, as many at once as fit into memory."""
+    """Quantize the weight files by the library, as many concurrently as fit into memory."""
     from llmcompressor.entrypoints import model_free
     from llmcompressor.entrypoints.model_free import converter
 
