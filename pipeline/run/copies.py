@@ -123,7 +123,7 @@ class JoinedRun:
 
 
 def join_run(
-    request: ModelRequest, run_id: str | None, store: Store, *, retry: bool = False
+    request: ModelRequest, run_id: str, store: Store, *, retry: bool = False
 ) -> JoinedRun:
     """Join or begin a run; UsageError for another request or version of prepare.
 
@@ -131,14 +131,6 @@ def join_run(
     """
     index = copy_index()
     is_joining = request.checkpoint is None
-    if run_id is None:
-        if is_joining:
-            raise UsageError(
-                "a checkpoint is missing",
-                where="prepare model",
-                hint="name a folder or a Hub id; or a run to join, with --run",
-            )
-        return JoinedRun(request)
     if not RUN_ID.fullmatch(run_id):
         raise UsageError(
             "this is no id of a run",

@@ -19,7 +19,7 @@ from pipeline.plan.rungs import with_rungs, write_rungs
 from pipeline.preflight.gpu_fit import spread_over_gpus
 from pipeline.preflight.survey import Survey, check_fitted, refuse, survey
 from pipeline.run.compare import compare_arms
-from pipeline.run.copies import check_plan, join_run, write_request
+from pipeline.run.copies import JoinedRun, check_plan, join_run, write_request
 from pipeline.run.expected_times import expected_run
 from pipeline.run.loop import finish_plan
 from pipeline.run.run import Run
@@ -52,7 +52,9 @@ def run_model(
     PrepareError: the request is invalid, so there is no run. KeyboardInterrupt: after servers are
     stopped and run.json is closed.
     """
-    joined = join_run(request, run_id, settings.open_store(), retry=retry)
+    joined = JoinedRun(request)
+    if run_id is not None:
+        joined = join_run(request, run_id, settings.open_store(), retry=retry)
     if joined.ended is not None:
         return joined.ended
     if joined.index:  # it promotes nothing
@@ -66,9 +68,9 @@ def run_model(
     promotes = joined.request.promote and not joined.index
     signer = find_signer(settings, sign=joined.request.sign) if promotes else None
     run = Run(choices.asked, choices.resolved(), accelerator, settings, progress, joined)
-    if run_id is None:
-        write_request(run.log.folder, joined.request)
     with run:
+        if run_id is None:
+            write_request(run.log.folder, joined.request)
         run.exit_code = run_choices(choices, run, signer)
     report = run.log.report()
     if run.log.is_main or report.exit_code:

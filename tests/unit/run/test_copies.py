@@ -63,8 +63,6 @@ class TestJoining:
             join_run(REQUEST, name, store)
 
     def test_there_must_be_something_to_do(self, store: Store) -> None:
-        with pytest.raises(UsageError, match="checkpoint is missing"):
-            join_run(ModelRequest(), None, store)
         with pytest.raises(UsageError, match="no run 'nightly'"):
             join_run(ModelRequest(), "nightly", store)
 
