@@ -118,6 +118,22 @@ def survey(
     return Survey(choices, sources, preflight, tuple(f for f in faults if f is not None), notes)
 
 
+def check_early(
+    choices: Choice,
+    settings: Settings,
+    progress: Progress,
+    made: frozenset[str] = frozenset(),
+    *,
+    registers: bool = False,
+) -> Survey:
+    """Refuse in one error what would fail later; note the rest."""
+    surveyed = survey(choices, settings, progress, made, registers=registers)
+    for note in surveyed.notes:
+        progress.note(note)
+    refuse(surveyed.faults)
+    return surveyed
+
+
 def _find_hub_fault(reference: CheckpointReference) -> HubError | None:
     """Return why the checkpoint cannot be fetched."""
     if reference.kind == "hub":

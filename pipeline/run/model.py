@@ -17,7 +17,7 @@ from pipeline.plan.plan import Plan, PlanProgress
 from pipeline.plan.resolved_options import Choice, choose, registry_uri
 from pipeline.plan.rungs import with_rungs, write_rungs
 from pipeline.preflight.gpu_fit import spread_over_gpus
-from pipeline.preflight.survey import Survey, check_fitted, refuse, survey
+from pipeline.preflight.survey import check_early, check_fitted, refuse, survey
 from pipeline.run.compare import compare_arms
 from pipeline.run.copies import JoinedRun, check_plan, join_run, write_request
 from pipeline.run.expected_times import expected_run
@@ -82,7 +82,8 @@ def run_choices(choices: Choice, run: Run, signer: Signer | None = None) -> Exit
     """Find the checkpoint, plan, and finish the plan."""
     settings = run.settings
     is_main = run.log.is_main
-    early = check_early(choices, run, registers=choices.asked.promote and is_main)
+    registers = choices.asked.promote and is_main
+    early = check_early(choices, settings, run.progress, registers=registers)
     choices = early.choices
     trusts_code = choices.asked.trust_remote_code
     checkpoints = choices.checkpoints
@@ -164,21 +165,6 @@ def check_serving(state: PlanProgress, run: Run) -> None:
         run.python_of,
         run.settings.home / "accepted-arguments",
     )
-
-
-def check_early(
-    choices: Choice,
-    run: Run,
-    made: frozenset[str] = frozenset(),
-    *,
-    registers: bool = False,
-) -> Survey:
-    """Refuse in one error what would fail later."""
-    surveyed = survey(choices, run.settings, run.progress, made, registers=registers)
-    for note in surveyed.notes:
-        run.progress.note(note)
-    refuse(surveyed.faults)
-    return surveyed
 
 
 def promote_passed(plan: Plan, choices: Choice, run: Run, signer: Signer | None) -> ExitCode:

@@ -40,8 +40,8 @@ from pipeline.plan.serving_profile import check_processor, choose_profile, refus
 from pipeline.plan.speed_plan import find_speed_gates
 from pipeline.preflight.machine import find_missing_gpus, machine_of
 from pipeline.preflight.power import check_power, engine_margins
+from pipeline.preflight.survey import check_early
 from pipeline.run.loop import finish_plan
-from pipeline.run.model import check_early
 from pipeline.run.recorded_gate import leave_out, words_of_record
 from pipeline.run.run import Run
 from pipeline.run.servers import Servers
@@ -320,7 +320,8 @@ class Recheck:
 
     def survey(self, choices: Choice, run: Run) -> SourceResolver:
         """Refuse early what would fail with the source; return where questions are."""
-        return check_early(choices, run, frozenset({self.past.recipe.name})).sources
+        made = frozenset({self.past.recipe.name})
+        return check_early(choices, run.settings, run.progress, made).sources
 
     # --- the two questions ----------------------------------------------------------------------
 
