@@ -24,6 +24,7 @@ from prepare.untrusted import first_fault
 from recipes.engine_arguments import check_arguments, check_variables
 from recipes.engines import KERNELS
 from recipes.engines.engine import KV_DTYPE
+from recipes.speculative import ACCEPTANCE_KEY
 
 # Members that can differ where it is served; weights have digests of their own.
 WORDS = {
@@ -34,7 +35,6 @@ WORDS = {
     "hardware": "hardware",
 }
 ABSENT = "none"
-ACCEPTANCE_KEY = "speculative.rejection_sample_method"
 SHORT = 12
 
 

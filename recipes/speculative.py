@@ -11,6 +11,7 @@ from recipes.engines import find_engine
 
 # Names of the engine, such as fp8_e4m3.
 Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_]{0,39}$")]
+ACCEPTANCE_KEY = "speculative.rejection_sample_method"  # of a profile
 
 
 class SpeculativeConfig(ConfigModel):

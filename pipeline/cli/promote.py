@@ -67,14 +67,13 @@ def promote(
     from artifacts.release import PromotionRequest, promote_run
     from artifacts.run_record import find_run
     from pipeline.environments.settings import load_settings
-    from pipeline.plan.resolved_options import registry_uri
 
     settings = load_settings(store)
     opened = settings.open_store()
     run_id, _, variant = run.partition(":")
     report = find_run(opened, run_id, judged=True)
     order = PromotionRequest(
-        registry=registry_uri(registry or report.registry, settings),
+        registry=settings.registry_uri(registry or report.registry),
         variant=variant or None,
         override=override,
         name=name,

@@ -109,9 +109,8 @@ def print_history(moves: Sequence[Move], *, as_json: bool) -> None:
 def open_asked(registry: str | None, settings: Settings) -> Registry:
     """Return the options', settings' or store's registry."""
     from artifacts.registry import Registry
-    from pipeline.plan.resolved_options import registry_uri
 
-    return Registry(registry_uri(registry, settings))
+    return Registry(settings.registry_uri(registry))
 
 
 def find_asked(

@@ -29,6 +29,7 @@ from pipeline.environments.settings_file import (
     path_variable,
     xdg_folder,
 )
+from prepare.credentials import strip_credentials
 from prepare.digest import FileDigests
 from prepare.file_locks import refuse_local_locks
 from prepare.record import Record
@@ -119,6 +120,12 @@ class Settings(SettingsFile):
     @property
     def digests(self) -> FileDigests:
         return FileDigests(self.home / "digests.json")
+
+    def registry_uri(self, given: str | None) -> str:
+        """Return the given registry, or the store's own."""
+        if given:
+            return strip_credentials(given)
+        return f"sqlite:///{self.store / 'registry.db'}"
 
     def open_store(self) -> Store:
         if self.store_locks != "trusted":

@@ -23,7 +23,6 @@ from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_var
 from pipeline.plan.compare import screening_policy
 from pipeline.plan.serving_profile import choose_profile, draft_reference, refuse_unfit
 from pipeline.plan.speed_plan import find_speed_gates
-from prepare.credentials import strip_credentials
 from prepare.errors import UsageError
 from prepare.hardware import NodeInfo, this_node
 from prepare.plugins import ENGINES, QUANTIZERS, find_plugin
@@ -318,13 +317,6 @@ def load_made_recipe(rung: Rung) -> Recipe:
     if recipe.quantization.quantizes:
         check_worker(recipe.quantization)
     return rung_of(recipe, rung)
-
-
-def registry_uri(given: str | None, settings: Settings) -> str:
-    """Return the given registry, or the store's own."""
-    if given:
-        return strip_credentials(given)
-    return f"sqlite:///{settings.store / 'registry.db'}"
 
 
 def check_margins(recipe: Recipe, policy: Policy) -> None:

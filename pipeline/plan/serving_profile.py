@@ -6,7 +6,6 @@ import platform
 from collections.abc import Collection
 from pathlib import Path
 
-from artifacts.deployable import ACCEPTANCE_KEY
 from prepare.errors import CheckpointError, UsageError
 from prepare.hardware import NodeInfo, this_node
 from recipes import catalog
@@ -14,6 +13,7 @@ from recipes.checkpoints.folder import check_folder
 from recipes.checkpoints.reference import CheckpointReference, parse_reference
 from recipes.engines import find_engine
 from recipes.schema import ServingProfile
+from recipes.speculative import ACCEPTANCE_KEY
 
 
 def choose_profile(name: str, node: NodeInfo | None = None) -> ServingProfile:

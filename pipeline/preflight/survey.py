@@ -15,7 +15,7 @@ from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.data_sources import SourceResolver, check_known_clusters
 from pipeline.plan.generation_settings import resolve_generation
-from pipeline.plan.resolved_options import Choice, registry_uri
+from pipeline.plan.resolved_options import Choice
 from pipeline.plan.rungs import with_rungs
 from pipeline.preflight.gpu_fit import read_draft, read_source
 from pipeline.preflight.machine import (
@@ -194,7 +194,7 @@ def _disk_faults(preflight: Preflight, choices: Choice) -> list[PrepareError]:
 
 def _registry_faults(choices: Choice, settings: Settings) -> Iterator[PrepareError]:
     """Yield a fault of the registry."""
-    uri = registry_uri(choices.asked.registry, settings)
+    uri = settings.registry_uri(choices.asked.registry)
     try:
         Registry(uri).check(choices.name)
     except RegistryError as error:

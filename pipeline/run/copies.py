@@ -122,9 +122,7 @@ class JoinedRun:
     ended: RunReport | None = None  # of a run that is not retried
 
 
-def join_run(
-    request: ModelRequest, run_id: str, store: Store, *, retry: bool = False
-) -> JoinedRun:
+def join_run(request: ModelRequest, run_id: str, store: Store, *, retry: bool = False) -> JoinedRun:
     """Join or begin a run; UsageError for another request or version of prepare.
 
     A request without a checkpoint means the run's. `retry` tries failed pieces again.

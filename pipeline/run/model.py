@@ -14,7 +14,7 @@ from pipeline.environments.settings import Settings
 from pipeline.plan.checkpoint_resolver import Locator
 from pipeline.plan.model_plan import make_plan
 from pipeline.plan.plan import Plan, PlanProgress
-from pipeline.plan.resolved_options import Choice, choose, registry_uri
+from pipeline.plan.resolved_options import Choice, choose
 from pipeline.plan.rungs import with_rungs, write_rungs
 from pipeline.preflight.gpu_fit import spread_over_gpus
 from pipeline.preflight.survey import check_early, check_fitted, refuse, survey
@@ -179,7 +179,7 @@ def promote_passed(plan: Plan, choices: Choice, run: Run, signer: Signer | None)
     if not passed:
         return exit_code_of([report.verdict for report in report_of_run.variants])
     # A champion that was set during the measurement may not be meant to be replaced.
-    registry = registry_uri(choices.asked.registry, run.settings)
+    registry = run.settings.registry_uri(choices.asked.registry)
     since = datetime.fromisoformat(report_of_run.started)
     request = PromotionRequest(registry, name=choices.name, since=since, signer=signer)
     promoted = promote(report_of_run, passed, run.store, request, run.progress)

@@ -35,7 +35,7 @@ from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.plan import Plan, PlanProgress
 from pipeline.plan.recorded_arm import record_of_version
 from pipeline.plan.registered_arm import Here, RegisteredPlanner, discard_if_gone
-from pipeline.plan.resolved_options import Choice, environments_of, find_gates, registry_uri
+from pipeline.plan.resolved_options import Choice, environments_of, find_gates
 from pipeline.plan.serving_profile import check_processor, choose_profile, refuse_unfit
 from pipeline.plan.speed_plan import find_speed_gates
 from pipeline.preflight.machine import find_missing_gpus, machine_of
@@ -180,7 +180,7 @@ def run_recheck(request: RecheckRequest, settings: Settings, progress: Progress)
     PrepareError: version, files or evidence are unavailable or invalid, or the machine is
     unsuitable.
     """
-    registry = Registry(registry_uri(request.registry, settings))
+    registry = Registry(settings.registry_uri(request.registry))
     past = open_past(request, registry, settings)
     known = Checkpoints()
     here = find_here(request, past, settings, known, progress)

@@ -22,7 +22,7 @@ from pipeline.plan.build import Builder
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.plan import Arm, Plan, PlanProgress
 from pipeline.plan.recorded_arm import ARM, RecordedArm, open_record
-from pipeline.plan.resolved_options import find_gates, registry_uri
+from pipeline.plan.resolved_options import find_gates
 from pipeline.preflight.power import check_power
 from pipeline.run.gate import refuse_given, served_recipe, tokenizer_digest
 from pipeline.run.loop import finish_plan
@@ -77,7 +77,7 @@ def run_recorded_gate(request: GateRequest, settings: Settings, progress: Progre
     PrepareError: the request or the evidence is invalid, or the endpoint cannot answer.
     """
     refuse_given(request, OF_THE_RECORD, "would change what is on record")
-    registry = Registry(registry_uri(request.registry, settings))
+    registry = Registry(settings.registry_uri(request.registry))
     with TemporaryDirectory(prefix="prepare-recorded-") as scratch:
         record = open_record(request.baseline, registry, request.weights, settings, Path(scratch))
         sources = SourceResolver(
