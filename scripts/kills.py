@@ -31,10 +31,10 @@ from eval_gates.answer_log import AnswerLog
 from eval_gates.rows import Answer
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
-from pipeline.plan.plan import PlanProgress
+from pipeline.plan.plan import Piece, PlanProgress
 from pipeline.run.copies import JoinedRun
 from pipeline.run.loop import do_pieces
-from pipeline.run.run import Piece, Run
+from pipeline.run.run import Run
 from pipeline.run.servers import Servers
 from pipeline.run.tries import TRIED, empty
 from pipeline.stages.evaluate import answer_log_file, open_answer_log

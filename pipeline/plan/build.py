@@ -84,7 +84,7 @@ class Builder:
         if baseline.recorded is not None:  # taken out of the evidence, before anything is asked
             shared["recorded"] = baseline.stages[FIRST_TEXTS]
             shared |= {f"recall.{name}": spec for name, spec in first.items()}
-            baseline = replace(baseline, stages={**baseline.stages, **first})
+            baseline = _with(baseline, first)
             variants = [self._with_floors(arm, asked[arm.recipe.name]) for arm in variants]
         else:
             asked_again = {
@@ -402,6 +402,6 @@ class Builder:
             )
 
 
-def _with(arm: Arm, served: Mapping[str, StageSpec]) -> Arm:
-    """Return the arm with further served stages."""
-    return replace(arm, stages={**arm.stages, **served}, served=(*arm.served, *served))
+def _with(arm: Arm, further: Mapping[str, StageSpec]) -> Arm:
+    """Return the arm with further stages."""
+    return replace(arm, stages={**arm.stages, **further})

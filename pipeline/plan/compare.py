@@ -92,7 +92,6 @@ def with_kv_dtype(arm: Arm, dtype: str, judged: StageSpec, suite: str) -> Arm:
             **{role: arm.stages[role] for role in MAKING if role in arm.stages},
             suite: answered,
         },
-        served=(suite,),
     )
 
 

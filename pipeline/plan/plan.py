@@ -1,4 +1,4 @@
-"""A run as stages with their keys, and which of them are done.
+"""A run as stages with their keys, which of them are done, and the pieces that processes do.
 
 A key is the digest of name, revision, parameters and inputs' keys, so the plan is known in advance.
 """
@@ -22,17 +22,21 @@ from pipeline.stages import (
     questions_role,
 )
 from pipeline.stages.attempts import Trial
+from pipeline.stages.block import BLOCK
+from pipeline.stages.check_weights import CHECK_WEIGHTS
 from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.recorded import RECORDED
 from pipeline.stages.sanity import SANITY
 from pipeline.stages.speed import SPEED
 from pipeline.stages.verdict import JUDGE, JudgeParameters, JudgeRuntime
+from prepare.lots import NOTHING, Needs
 from prepare.stage import StageRecord, StageReference, StageSpec
 from prepare.store import Store
 from recipes.policy import Policy
 from recipes.schema import AcceleratorName, Recipe, ServingProfile
 
 MAKING = (WEIGHTS, CHECKED_WEIGHTS)
+PieceKind = Literal["stage", "make", "serve", "block"]
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,8 @@ class Arm:
 
     `identity` is the model with its arguments, a part of keys. `folder` has the weights, or an
     endpoint's tokenizer. `max_length` is in tokens. Before the plan is built, `stages` make and
-    check the weights. `served` has the roles that the server's first run answers. `profile` is as
-    applied, if not the plan's. No server of one that is `recorded` starts.
+    check the weights. `profile` is as applied, if not the plan's. No server of one that is
+    `recorded` starts.
     """
 
     recipe: Recipe
@@ -50,7 +54,6 @@ class Arm:
     folder: Path
     max_length: int
     stages: Mapping[str, StageSpec] = field(default_factory=dict)
-    served: tuple[str, ...] = ()
     profile: ServingProfile | None = None
     draft: Path | None = None
     ready_timeout_seconds: float = 0.0
@@ -65,6 +68,17 @@ class Arm:
     def making(self) -> list[StageSpec]:
         """Stages that make and check the weights."""
         return [self.stages[role] for role in MAKING if role in self.stages]
+
+    @property
+    def served(self) -> list[StageSpec]:
+        """What one start of its server answers, in order."""
+        if self.recorded is not None:
+            return []
+        return [
+            spec
+            for role, spec in self.stages.items()
+            if role not in MAKING and spec.stage != SPEED.name
+        ]
 
 
 @dataclass(frozen=True)
@@ -120,14 +134,9 @@ class PlanProgress:
         """Return every stage of the run, in order."""
         variants = self.plan.variants
         made = chain.from_iterable(arm.making for arm in variants)
-        served = chain.from_iterable(map(self.served, self.plan.arms))
+        served = chain.from_iterable(arm.served for arm in self.plan.arms)
         speed = chain.from_iterable(self.speed(arm).values() for arm in variants)
         return [*self.plan.shared.values(), *made, *served, *speed, *map(self.judge, variants)]
-
-    def served(self, arm: Arm) -> list[StageSpec]:
-        """Return what one server start answers, in order."""
-        specs = [arm.stages[role] for role in arm.served]
-        return [spec for spec in specs if spec.stage != SPEED.name]
 
     def speed(self, arm: Arm) -> dict[str, StageSpec]:
         """Return open speed gates by role, or a failed variant's measured ones."""
@@ -175,3 +184,53 @@ class PlanProgress:
             JudgeRuntime(run=plan.run),
             Path(variant.stages[FIRST_TEXTS].store),
         )
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one process does in one go; it is done once all its stages are.
+
+    stage: questions, a gate's collected loads, or a verdict. make: an arm's weights, or their
+    check. serve: what one start of an arm's server answers. block: a load of each arm.
+    """
+
+    kind: PieceKind
+    specs: tuple[StageSpec, ...]
+    arms: tuple[Arm, ...] = ()
+    needs: Needs = NOTHING
+
+    @property
+    def name(self) -> str:
+        """Name of lock and files, the same in every run."""
+        if self.kind == "serve":
+            return serving_name(self.arms[0])
+        kind = self.specs[-1].stage if self.kind == "stage" else self.kind
+        return f"{kind}.{self.specs[-1].key}"
+
+    @property
+    def title(self) -> str:
+        last = self.specs[-1]
+        match self.kind:
+            case "make":
+                return f"{'checks' if last.stage == CHECK_WEIGHTS.name else 'makes'} {last.variant}"
+            case "serve":
+                return f"serves {self.arms[0].recipe.name}"
+            case "block":
+                return f"measures {title_of(last)}"
+        return f"{last.stage} {last.variant}"
+
+
+def serving_name(arm: Arm) -> str:
+    """Return the name of the piece that serves the arm; '' of one that is on record."""
+    return f"serve.{arm.served[0].key}" if arm.served else ""
+
+
+def title_of(spec: StageSpec) -> str:
+    """Return the stage's title, with its suite or speed gate."""
+    if spec.stage == EVALUATE.name:
+        return f"{spec.stage} {EVALUATE.runtime_of(spec).suite}"
+    if spec.stage == SPEED.name:
+        return f"{spec.stage} {SPEED.runtime_of(spec).gate}"
+    if spec.stage == BLOCK.name:
+        return f"{BLOCK.runtime_of(spec).gate} block {BLOCK.parameters_of(spec).number + 1}"
+    return spec.stage

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.plan.plan import Arm
-from pipeline.run.run import Piece, Run
+from pipeline.plan.plan import Arm, Piece
+from pipeline.run.run import Run
 from pipeline.run.servers import needs_to_serve
 from pipeline.stages.block import (
     BASELINE,

@@ -15,7 +15,7 @@ from eval_gates.clusters import means
 from eval_gates.quality_gate import check_paired
 from eval_gates.statistics.effect import measure_effect
 from pipeline.plan.compare import kv_dtype, part_name, screening_stages, with_kv_dtype
-from pipeline.plan.plan import MAKING, Arm, PlanProgress
+from pipeline.plan.plan import Arm, PlanProgress
 from pipeline.run.loop import do_pieces
 from pipeline.run.pieces import ArmPieces
 from pipeline.run.run import Run
@@ -102,8 +102,7 @@ def compare_with_baseline(servers: Servers, state: PlanProgress, arm: Arm) -> Sc
     (suite,) = plan.policy.suites
     is_part = FIRST_TEXTS not in arm.stages
     stages = arm.stages if is_part else screening_stages(plan, arm)
-    roles = tuple(role for role in stages if role not in MAKING)
-    measure_arm(servers, state, replace(arm, stages=stages, served=roles))
+    measure_arm(servers, state, replace(arm, stages=stages))
     own = run.answers(stages[suite])
     before = own if arm is plan.baseline else run.answers(plan.baseline.stages[suite])
     check_paired(suite, before, own)

@@ -9,10 +9,9 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from eval_gates.ask import RateLimitError, TooLongError, UnansweredError
-from pipeline.plan.plan import Arm, PlanProgress
+from pipeline.plan.plan import Arm, Piece, PlanProgress
 from pipeline.run.copies import Lead
 from pipeline.run.pieces import ArmPieces, Pieces, needs_endpoint
-from pipeline.run.run import Piece
 from pipeline.run.servers import BlockServers, Servers
 from pipeline.run.tries import TRIED, empty
 from pipeline.stages.block import BLOCK

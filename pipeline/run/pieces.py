@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from artifacts.run_record import report_judged, report_unjudged
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.plan.data_sources import check_laid_out_clusters
-from pipeline.plan.plan import Arm, PlanProgress
+from pipeline.plan.plan import Arm, Piece, PlanProgress, serving_name
 from pipeline.preflight.power import check_counted
 from pipeline.run.blocks import BlockFinder
 from pipeline.run.first_rows import ask_first_rows, compare_prompts
-from pipeline.run.run import Piece, Run, serving_name
+from pipeline.run.run import Run
 from pipeline.run.servers import needs_to_serve
 from pipeline.stages import questions_role
 from pipeline.stages.evaluate import EVALUATE, REFERENCE, is_answered
@@ -63,7 +63,7 @@ class ArmPieces:
     def _find(self) -> list[Piece]:
         if making := making_piece(self.run, self._arm):
             return [making]
-        served = self.state.served(self._arm)
+        served = self._arm.served
         if not self.run.are_done(served):
             return [serving_piece(self.run, self._arm, served, [self._arm])]
         return list(self._blocks.find([(self._arm, spec) for spec in self._gates]))
@@ -227,10 +227,10 @@ class Pieces:
     def _serving(self, arm: Arm) -> Piece:
         # A lot that suffices for all, if their servers stay up on it.
         arms = self._plan.arms if self._stays_up else [arm]
-        return serving_piece(self.run, arm, self.state.served(arm), arms)
+        return serving_piece(self.run, arm, arm.served, arms)
 
     def _is_answered(self, arm: Arm) -> bool:
-        return self.run.are_done(self.state.served(arm))
+        return self.run.are_done(arm.served)
 
     def _is_asked(self, variant: Arm) -> bool:
         return (

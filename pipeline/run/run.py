@@ -9,11 +9,10 @@ import contextlib
 import random
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from artifacts.requests import CommandRequest
 from artifacts.run_outcome import how_to_continue
@@ -24,17 +23,14 @@ from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from pipeline.environments.compile_caches import open_caches
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
-from pipeline.plan.plan import Arm
+from pipeline.plan.plan import Arm, Piece, title_of
 from pipeline.run.copies import JoinedRun
 from pipeline.run.recorder import RecordingProgress, RunRecorder
 from pipeline.run.tries import Tries
 from pipeline.stages import WEIGHTS
-from pipeline.stages.block import BLOCK
 from pipeline.stages.check_weights import CHECK_WEIGHTS
 from pipeline.stages.context import ArmServers, StageContext, advance
-from pipeline.stages.evaluate import EVALUATE
 from pipeline.stages.quantize import QUANTIZE
-from pipeline.stages.speed import SPEED
 from pipeline.stages.staying_workers import StayingWorkers
 from prepare.errors import ExitCode, PrepareError, StoreError, explain
 from prepare.events import Progress
@@ -48,58 +44,6 @@ from prepare.store import LOCKS
 
 POLL_S = 0.5
 HOW_TO_WAIT = "Ctrl-C ends this run, and the same command continues it"
-PieceKind = Literal["stage", "make", "serve", "block"]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What one process does in one go; it is done once all its stages are.
-
-    stage: questions, a gate's collected loads, or a verdict. make: an arm's weights, or their
-    check. serve: what one start of an arm's server answers. block: a load of each arm.
-    """
-
-    kind: PieceKind
-    specs: tuple[StageSpec, ...]
-    arms: tuple[Arm, ...] = ()
-    needs: Needs = NOTHING
-
-    @property
-    def name(self) -> str:
-        """Name of lock and files, the same in every run."""
-        if self.kind == "serve":
-            return serving_name(self.arms[0])
-        kind = self.specs[-1].stage if self.kind == "stage" else self.kind
-        return f"{kind}.{self.specs[-1].key}"
-
-    @property
-    def title(self) -> str:
-        last = self.specs[-1]
-        match self.kind:
-            case "make":
-                return f"{'checks' if last.stage == CHECK_WEIGHTS.name else 'makes'} {last.variant}"
-            case "serve":
-                return f"serves {self.arms[0].recipe.name}"
-            case "block":
-                return f"measures {title_of(last)}"
-        return f"{last.stage} {last.variant}"
-
-
-def serving_name(arm: Arm) -> str:
-    """Return the name of the piece that serves the arm; '' of one that is on record."""
-    first = next((spec for role, spec in arm.stages.items() if role in arm.served), None)
-    return f"serve.{first.key}" if first is not None else ""
-
-
-def title_of(spec: StageSpec) -> str:
-    """Return the stage's title, with its suite or speed gate."""
-    if spec.stage == EVALUATE.name:
-        return f"{spec.stage} {EVALUATE.runtime_of(spec).suite}"
-    if spec.stage == SPEED.name:
-        return f"{spec.stage} {SPEED.runtime_of(spec).gate}"
-    if spec.stage == BLOCK.name:
-        return f"{BLOCK.runtime_of(spec).gate} block {BLOCK.parameters_of(spec).number + 1}"
-    return spec.stage
 
 
 class RunInterrupted(KeyboardInterrupt):  # as the exception that it is

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any
 
 from artifacts.run_record import StageReport, StageStatus
-from pipeline.plan.plan import Arm
-from pipeline.run.run import Run, serving_name
+from pipeline.plan.plan import Arm, serving_name
+from pipeline.run.run import Run
 from pipeline.serving.argument_check import engine_version
 from pipeline.serving.served_model import SERVED_NAME, ExternalModel
 from pipeline.serving.server import URL, Server

@@ -235,7 +235,7 @@ class Tuning:
         arguments = candidate.serving(self.node).for_engine()
         report = ScreeningReport(name=candidate.name, outcome="measured", arguments=arguments)
         try:
-            self._measure(plan, replace(arm, stages=served, served=tuple(served)))
+            self._measure(plan, replace(arm, stages=served))
             finding = rule.evaluate(
                 self.servers.run.loads(spec), count_starts(spec, self.servers.run.store)
             )

@@ -18,10 +18,10 @@ from sample_reports import RESOLVED
 from artifacts.evidence.verify import check_run
 from artifacts.requests import ModelRequest
 from artifacts.run_record import StageReport, read_run
+from pipeline.plan.plan import Piece
 from pipeline.run.copies import MAX_EVENT_BYTES, OtherCopies, check_plan, join_run
 from pipeline.run.pieces import Failures, Pieces
 from pipeline.run.recorder import RunRecorder
-from pipeline.run.run import Piece
 from pipeline.run.tries import FAILED, TRIED, TRIES, Tries, empty
 from pipeline.stages.block import BLOCK
 from prepare.errors import StageError, StoreError, UsageError
