@@ -23,7 +23,7 @@ def with_rungs(choices: Choice, source: Checkpoint, progress: Progress) -> Choic
     `source` has 16-bit weights. UsageError: as `give_back`.
     """
     is_here = source.here is not None and source.weights and source.format is None
-    if not choices.rungs or not is_here:
+    if not is_here:
         return choices
     assert source.here is not None
     chosen: dict[str, tuple[Recipe, GivenBack]] = {}  # pairs with KV caches share their weights

@@ -158,15 +158,13 @@ def answer(
 
 
 def spread_over_gpus(choices: Choice, settings: Settings) -> Choice:
-    """Return the options with a replica's number of GPUs in the profile.
+    """Return the options of a profile for GPUs with a replica's number of them in it.
 
     It is the request's, the profile's, or the fewest that fit all models. Expert parallelism is
     switched on if necessary. UsageError: too few GPUs.
     """
     profile = choices.profile
     asked = choices.asked.gpus_a_copy
-    if profile.accelerator != "cuda":
-        return choices
     if asked is None and any(key in profile.engine_arguments for key in OTHER_DIVISIONS):
         return choices
     machine = machine_of(choices.node, settings.store, with_gpu=True)

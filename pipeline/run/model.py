@@ -63,7 +63,9 @@ def run_model(
     node = this_node()
     if joined.nodes:
         node = node.model_copy(update={"machine": ""})
-    choices = spread_over_gpus(choose(joined.request, settings, node), settings)
+    choices = choose(joined.request, settings, node)
+    if choices.profile.accelerator == "cuda":
+        choices = spread_over_gpus(choices, settings)
     accelerator = Accelerator(choices.profile.accelerator)
     promotes = joined.request.promote and not joined.index
     signer = find_signer(settings, sign=joined.request.sign) if promotes else None
@@ -95,13 +97,15 @@ def run_choices(choices: Choice, run: Run, signer: Signer | None = None) -> Exit
     run.log.update(checkpoint=checkpoint, registered_name=choices.name)
     known = early.preflight
     if known is None or choices.rungs:  # a demo, or weights in 16 bits, which are here by now
-        choices = with_rungs(choices, located.source.recipe_source, run.progress)
+        if choices.rungs:
+            choices = with_rungs(choices, located.source.recipe_source, run.progress)
         late = survey(choices, settings, NullProgress())
         known = late.preflight
         refuse(late.faults)
-    for name, given in choices.given_back.items():
-        run.progress.note(f"{name} gives back {given.words}")
-    write_rungs(choices, run.log.folder)
+    if choices.given_back:
+        for name, given in choices.given_back.items():
+            run.progress.note(f"{name} gives back {given.words}")
+        write_rungs(choices, run.log.folder)
     # Without gates no attempt is made.
     run_id = "" if choices.asked.is_screening else run.log.run_id
     sizes = known.sizes if known is not None else {}

@@ -156,7 +156,9 @@ def forecast(
 
     `hash_all` hashes weights of any size. PrepareError: bad options.
     """
-    choices = spread_over_gpus(choose(request, settings, this_node()), settings)
+    choices = choose(request, settings, this_node())
+    if choices.profile.accelerator == "cuda":
+        choices = spread_over_gpus(choices, settings)
     store = settings.open_store()
     profile = choices.profile
     early = survey(choices, settings, progress, registers=choices.asked.promote)

@@ -94,7 +94,9 @@ def run_tune(
         promote=False,
         gpus_a_copy=request.gpus_a_copy,
     )
-    choices = spread_over_gpus(choose(asked, settings, node, default_recipes=()), settings)
+    choices = choose(asked, settings, node, default_recipes=())
+    if choices.profile.accelerator == "cuda":
+        choices = spread_over_gpus(choices, settings)
     profile = choices.profile
     if profile.accelerator == "cpu":  # unfitted, for any CPU
         profile = load_named_profile(request.profile, node)
