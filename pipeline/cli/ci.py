@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from artifacts.run_record import RunReport
     from pipeline.environments.settings import Settings
     from prepare.events import Progress
-
-    Command = Callable[[Settings, Progress], RunReport]
 
 JUNIT_NAME = "prepare-junit.xml"
 NO = ("", "0", "false", "no", "off")
@@ -69,42 +68,28 @@ class CiReporting:
     outputs: Path | None
     as_json: bool  # print for programs
 
-    def run_and_exit(
-        self,
-        command: Command,
-        store: Path | None,
-    ) -> NoReturn:
-        """Run the command, report it, and exit with its code."""
+    @contextmanager
+    def opened(self, store: Path | None) -> Iterator[tuple[Settings, Progress]]:
+        """Yield settings and progress of the command; report its error, and raise it."""
+        from pipeline.environments.settings import load_settings
+
         with open_display(as_json=self.as_json, plain=self.ci) as progress:
-            report = self.report(command, store, progress)
+            try:
+                yield load_settings(store), progress
+            except BaseException as error:
+                self._publish(report_of(error, self.request), self.junit, progress)
+                raise
+
+    def finish(self, report: RunReport, settings: Settings, progress: Progress) -> NoReturn:
+        """Publish the report, print it, and exit with its code; `progress` gets written files."""
+        in_its_folder = settings.store / "runs" / report.run / JUNIT_NAME
+        if report.exit_code is not None:  # else the main copy does
+            self._publish(report, self.junit or (in_its_folder if self.ci else None), progress)
         if self.as_json:
             print(report.model_dump_json(indent=1))
         elif report.error is None:
             print_run(report)
         end(report.error, report.exit_code or 0)
-
-    def report(
-        self,
-        command: Command,
-        store: Path | None,
-        progress: Progress,
-    ) -> RunReport:
-        """Report the command to CI and return its report; raise its error.
-
-        `progress` receives the written files.
-        """
-        from pipeline.environments.settings import load_settings
-
-        try:
-            settings = load_settings(store)
-            report = command(settings, progress)
-        except BaseException as error:
-            self._publish(report_of(error, self.request), self.junit, progress)
-            raise
-        in_its_folder = settings.store / "runs" / report.run / JUNIT_NAME
-        if report.exit_code is not None:  # else the main copy does
-            self._publish(report, self.junit or (in_its_folder if self.ci else None), progress)
-        return report
 
     def _publish(self, report: RunReport, junit: Path | None, progress: Progress) -> None:
         if not (self.ci or junit or self.outputs):

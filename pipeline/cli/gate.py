@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from artifacts.requests import GateRequest
 from pipeline.cli.ci import CiOption, CiReporting, JunitOption, OutputsOption, is_in_ci
 from pipeline.cli.options import JsonOption, StoreOption, asks
-
-if TYPE_CHECKING:
-    from artifacts.run_record import RunReport
-    from pipeline.environments.settings import Settings
-    from prepare.events import Progress
 
 
 @asks(GateRequest)
@@ -45,14 +38,12 @@ def gate(
     Exit codes: 0 passed, 1 error, 2 usage, 3 unexpected error,
     4 a gate failed, 5 undecided, 130 interrupted.
     """
-
-    def judge(settings: Settings, progress: Progress) -> RunReport:
+    reporting = CiReporting(request, is_in_ci(ci), junit, outputs, as_json)
+    with reporting.opened(store) as (settings, progress):
         from pipeline.plan.recorded_arm import is_recorded
         from pipeline.run.gate import run_gate
         from pipeline.run.recorded_gate import run_recorded_gate
 
         run = run_recorded_gate if is_recorded(request.baseline) else run_gate
-        return run(request, settings, progress)
-
-    reporting = CiReporting(request, is_in_ci(ci), junit, outputs, as_json)
-    reporting.run_and_exit(judge, store)
+        report = run(request, settings, progress)
+    reporting.finish(report, settings, progress)

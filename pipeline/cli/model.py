@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from artifacts.requests import ModelRequest
 from pipeline.cli.ci import CiOption, CiReporting, JunitOption, OutputsOption, is_in_ci
 from pipeline.cli.options import (
@@ -16,11 +14,6 @@ from pipeline.cli.options import (
     asks,
 )
 from prepare.errors import UsageError
-
-if TYPE_CHECKING:
-    from artifacts.run_record import RunReport
-    from pipeline.environments.settings import Settings
-    from prepare.events import Progress
 
 
 @asks(ModelRequest)
@@ -76,17 +69,17 @@ def model(
         missing = "--run ID" if retry else "CHECKPOINT"
         raise UsageError(f"{missing} is missing", where="prepare model", hint="see --help")
 
-    def run_or_launch(settings: Settings, progress: Progress) -> RunReport:
-        if on is not None:
-            from pipeline.run.launchers import launch
-
-            return launch(request, on, copies, run, settings, progress, retry=retry)
-        from pipeline.run.model import run_model
-
-        return run_model(request, settings, progress, run, retry=retry)
-
     if is_joining:  # joining a run may change the working folder
         junit = junit and junit.absolute()
         outputs = outputs and outputs.absolute()
     reporting = CiReporting(request, is_in_ci(ci), junit, outputs, as_json)
-    reporting.run_and_exit(run_or_launch, store)
+    with reporting.opened(store) as (settings, progress):
+        if on is not None:
+            from pipeline.run.launchers import launch
+
+            report = launch(request, on, copies, run, settings, progress, retry=retry)
+        else:
+            from pipeline.run.model import run_model
+
+            report = run_model(request, settings, progress, run, retry=retry)
+    reporting.finish(report, settings, progress)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from listener import Listener
 from sample_reports import (
     REQUEST,
     failed_variant_report,
@@ -154,12 +153,9 @@ def test_a_wrong_option_is_told_too(job: Path) -> None:
 def test_whatever_ends_a_run_is_told_and_goes_on(
     job: Path, error: BaseException, code: str, verdict: str
 ) -> None:
-    def work(*_: Any) -> RunReport:
-        raise error
-
     reporting = CiReporting(REQUEST, ci=True, junit=job / "junit.xml", outputs=None, as_json=False)
-    with pytest.raises(type(error)):
-        reporting.report(work, None, Listener())
+    with pytest.raises(type(error)), reporting.opened(None):
+        raise error
     assert (outputs(job)["exit_code"], outputs(job)["verdict"]) == (code, verdict)
     assert ET.parse(job / "junit.xml").find(".//error") is not None
 
