@@ -93,6 +93,7 @@ def test_every_command_explains_itself_with_an_example(words: str) -> None:
         ((), "Usage:"),
         (("nonsense",), "No such command 'nonsense'"),
         (("model", "x", "--nonsense"), "No such option: --nonsense"),
+        (("model", "x", "--alias", "prod"), "its policy's key promotion.alias"),
     ],
 )
 def test_a_wrong_command_line_is_2(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
