@@ -150,60 +150,28 @@ def choose(
     policy, left_out = without_uncontained(policy)
     node = node or this_node()
     profile = choose_profile(request.profile, node)
-    if request.gpus_a_copy is not None and profile.accelerator != "cuda":
-        raise UsageError(
-            f"the profile '{profile.name}' serves without GPUs",
-            where=f"--gpus-a-copy {request.gpus_a_copy}",
-            hint="leave it out, or name a profile for GPUs with --profile",
-        )
-    source = public_name(reference.text)
+    _check_gpus(request, profile)
     checkpoints = Checkpoints()
-    adopted = (
-        *(read_variant(text, checkpoints) for text in dict.fromkeys(request.variants)),
-        *(
-            read_served(asked_variant, source, profile)
-            for asked_variant in dict.fromkeys(request.served_variants)
-        ),
-    )
-    default = () if adopted else default_recipes
+    given = _read_adopted(request, reference, profile, checkpoints)
+    default = () if given else default_recipes
     recipe_names = tuple(dict.fromkeys(request.recipes or default))
     formats = read_kv_formats(request.kv)
     asked_rungs = [Rung.parse(name) for name in recipe_names]
     made_pairs = [with_kv_formats(load_made_recipe(rung), formats) for rung in asked_rungs]
-    adopted_pairs = [with_kv_formats(variant.recipe, formats) for variant in adopted]
+    adopted_pairs = [with_kv_formats(variant.recipe, formats) for variant in given]
     adopted = tuple(
         replace(variant, recipe=recipe)
-        for variant, pairs in zip(adopted, adopted_pairs, strict=True)
+        for variant, pairs in zip(given, adopted_pairs, strict=True)
         for recipe in pairs.values()
     )
     every_pair = [*made_pairs, *adopted_pairs]
     recipes = tuple(recipe for pairs in every_pair for recipe in pairs.values())
-    names = [recipe.name for recipe in recipes]
-    for recipe in recipes:
-        if names.count(recipe.name) > 1:
-            raise UsageError(
-                f"two of the variants are called '{recipe.name}'",
-                where="--recipe, --variant or --served-variant",
-                hint="give a changed copy a separate name (its key 'name'), a variant by "
-                "--variant NAME=FOLDER",
-            )
-        check_margins(recipe, policy)
-    if profile.speculative is not None:
-        place = f"profile {profile.name}, key speculative"
-        refuse_untried(policy, "speculative decoding", place)
-    if request.promote:
-        refuse_unfit(profile, request.profile)
-    draft_reference(profile)
-    find_speed_gates(policy, profile)
+    _check_variants(recipes, policy)
+    _check_serving(request, profile, policy)
     refuse_undefined(recipes, profile)
     remeasured = find_gates(request.remeasure, policy, profile.accelerator)
     name = request.name or reference.short_name
-    if not name.strip() or any(letter in name for letter in "/:"):
-        raise UsageError(
-            f"'{name}' cannot be a name in the registry",
-            where="--name",
-            hint="give a name without '/' and ':'",
-        )
+    _check_name(name)
     eval_data = request.eval_data.expanduser().resolve() if request.eval_data else None
     return Choice(
         asked=replace(
@@ -238,6 +206,66 @@ def choose(
         },
         checkpoints=checkpoints,
     )
+
+
+def _check_gpus(request: ModelRequest, profile: ServingProfile) -> None:
+    """Raise UsageError for GPUs of a profile without any."""
+    if request.gpus_a_copy is not None and profile.accelerator != "cuda":
+        raise UsageError(
+            f"the profile '{profile.name}' serves without GPUs",
+            where=f"--gpus-a-copy {request.gpus_a_copy}",
+            hint="leave it out, or name a profile for GPUs with --profile",
+        )
+
+
+def _read_adopted(
+    request: ModelRequest,
+    reference: CheckpointReference,
+    profile: ServingProfile,
+    checkpoints: Checkpoints,
+) -> list[AdoptedVariant]:
+    """Read the variants that are not quantized here, each once."""
+    source = public_name(reference.text)
+    variants = [read_variant(text, checkpoints) for text in dict.fromkeys(request.variants)]
+    served = [
+        read_served(asked, source, profile) for asked in dict.fromkeys(request.served_variants)
+    ]
+    return variants + served
+
+
+def _check_variants(recipes: Sequence[Recipe], policy: Policy) -> None:
+    """Raise UsageError for two variants of one name, or a gate without a variant's margin."""
+    names = [recipe.name for recipe in recipes]
+    for recipe in recipes:
+        if names.count(recipe.name) > 1:
+            raise UsageError(
+                f"two of the variants are called '{recipe.name}'",
+                where="--recipe, --variant or --served-variant",
+                hint="give a changed copy a separate name (its key 'name'), a variant by "
+                "--variant NAME=FOLDER",
+            )
+        check_margins(recipe, policy)
+
+
+def _check_serving(request: ModelRequest, profile: ServingProfile, policy: Policy) -> None:
+    """Raise UsageError if the policy cannot judge, or no run may promote, what is served so."""
+    if profile.speculative is not None:
+        place = f"profile {profile.name}, key speculative"
+        refuse_untried(policy, "speculative decoding", place)
+    if request.promote:
+        refuse_unfit(profile, request.profile)
+    draft_reference(profile)
+    find_speed_gates(policy, profile)
+
+
+def _check_name(name: str) -> None:
+    """Raise UsageError for a name that no registry takes."""
+    if not name.strip() or any(letter in name for letter in "/:"):
+        raise UsageError(
+            f"'{name}' cannot be a name in the registry",
+            where="--name",
+            hint="give a name without '/' and ':'",
+        )
 
 
 def read_kv_formats(asked: Sequence[str]) -> tuple[str, ...]:
