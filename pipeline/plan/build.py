@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -186,28 +186,41 @@ class Builder:
     def _numbered(
         self, name: str, questions: StageSpec, baseline: Arm, variants: Sequence[Arm], trial: Trial
     ) -> tuple[StageSpec, list[StageSpec]]:
-        """Return the suite's stages in one measurement."""
-
-        def stages(number: int) -> list[StageSpec]:
-            first = self._ask(name, questions, baseline, number, trial)
-            others = (self._ask(name, questions, arm, number, trial, first) for arm in variants)
-            return [first, *others]
-
-        first, *others = stages(self._number(trial, name, lambda number: stages(number)[1:]))
+        """Return the suite's stages in its current or next measurement."""
+        number, is_followed = self._number(trial, name)
+        first, others = self._ask_all(name, questions, baseline, variants, trial, number)
+        if is_followed and self._are_done(others):
+            return self._ask_all(name, questions, baseline, variants, trial, number + 1)
         return first, others
 
-    def _number(self, trial: Trial, gate: str, stages: Callable[[int], Sequence[StageSpec]]) -> int:
-        """Return the number of the gate's current or next measurement.
+    def _ask_all(
+        self,
+        name: str,
+        questions: StageSpec,
+        baseline: Arm,
+        variants: Sequence[Arm],
+        trial: Trial,
+        number: int,
+    ) -> tuple[StageSpec, list[StageSpec]]:
+        """Return the suite's stages in one measurement: the baseline's, and the variants'."""
+        first = self._ask(name, questions, baseline, number, trial)
+        return first, [self._ask(name, questions, arm, number, trial, first) for arm in variants]
+
+    def _number(self, trial: Trial, gate: str) -> tuple[int, bool]:
+        """Return a gate's measurement number, and whether the next follows once that is done.
 
         One that this run began is continued.
         """
+        latest, runs = AttemptLedger(Store(self.store)).latest_measurement(trial, gate)
+        is_asked = gate in self.remeasured and self.run not in runs
+        # Blocks have numbers of their own, by `other_weights`.
+        if is_asked and not runs and gate in self.policy.suites:
+            latest = max(latest, self.least_number)
+        return latest, is_asked and bool(runs)
+
+    def _are_done(self, specs: Sequence[StageSpec]) -> bool:
         store = Store(self.store)
-        latest, runs = AttemptLedger(store).latest_measurement(trial, gate)
-        if gate not in self.remeasured or self.run in runs:
-            return latest
-        if not runs:  # blocks have numbers of their own, by `other_weights`
-            return max(latest, self.least_number) if gate in self.policy.suites else latest
-        return latest + all(store.find_current(s.stage, s.key) for s in stages(latest))
+        return all(store.find_current(spec.stage, spec.key) for spec in specs)
 
     def _ask(
         self,
@@ -321,12 +334,11 @@ class Builder:
         stages = {}
         speed_gates = find_speed_gates(self.policy, self.profile, alpha=level, max_length=longest)
         for speed_gate in speed_gates:
-
-            def load(number: int, speed_gate: SpeedGatePlan = speed_gate) -> list[StageSpec]:
-                return [self._load(speed_gate, speed_gates, arm, baseline, number, trial)]
-
-            number = self._number(trial, speed_gate.gate, load)
-            (stages[speed_role(speed_gate.gate)],) = load(number)
+            number, is_followed = self._number(trial, speed_gate.gate)
+            load = self._load(speed_gate, speed_gates, arm, baseline, number, trial)
+            if is_followed and self._are_done([load]):
+                load = self._load(speed_gate, speed_gates, arm, baseline, number + 1, trial)
+            stages[speed_role(speed_gate.gate)] = load
         return stages
 
     def _measured(self, speed_gate: SpeedGatePlan, number: int) -> dict[str, Any]:
