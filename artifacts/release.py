@@ -185,17 +185,13 @@ def promote(
     candidates = [find_candidate(run, variant, store, request) for variant in chosen]
     parameters = candidates[0].judged.judge.parameters
     policy = parameters.policy.promotion
-    descent = parameters.trial.descent
-    if descent:
-        best = max(candidates, key=lambda candidate: descent.index(candidate.recipe))
-    else:
-        best = max(candidates, key=lambda candidate: candidate.preference(policy.prefer))
+    prefer = "" if parameters.trial.descent else policy.prefer
+    best = _find_best(candidates, parameters.trial.descent, prefer)
     name = best.verdict.registered_name
     alias = request.alias or policy.alias
     registry = Registry(request.registry)
     model = registry.model(name) or Registered({}, (), ())
-    known = {candidate.tags.get(EVIDENCE_TAG): candidate for candidate in model.versions}
-    versions = {e.recipe: known[e.identity].version for e in candidates if e.identity in known}
+    versions = _find_registered(candidates, model)
     current = model.aliases.get(alias)
     last = next((move for _, move in reversed(model.notes) if move.alias == alias), None)
     move = None
@@ -204,7 +200,6 @@ def promote(
         and current == versions[best.recipe]
         and (last is None or last.done)
         and request.replaces is None
-        and all(_has_files(known[candidate.identity]) for candidate in candidates)
     ):
         progress.note("nothing to do: the alias points there already")
     else:
@@ -213,29 +208,13 @@ def promote(
             _refuse_after_rollback(registry.uri, name, model, alias, best, run)
             if request.replaces is None:
                 replaces = _find_pointed_to(model.history, alias, request.since, current)
-        begun = Registration(registry=registry.uri, name=name, run=run.run, registered=False)
-        _note_registration(store, begun)
-        for candidate in candidates:
-            version = known.get(candidate.identity)
-            if version is None or not _has_files(version):
-                folder = make_version(candidate, run, store)
-                tags = candidate.tags(run, folder.name)
-                versions[candidate.recipe] = registry.register(name, folder, tags, _has_files)
-        _note_registration(store, begun.model_copy(update={"registered": True}))
-        own = best.judged.judge.result
+        missing = [candidate for candidate in candidates if candidate.recipe not in versions]
+        versions |= _register(missing, registry, name, run, store)
         move = registry.move(
             name,
             alias,
             versions[best.recipe],
-            Cause(
-                action="promote" if request.override is None else "override",
-                who=who_am_i(),
-                run=run.run,
-                verdict=best.report.verdict,
-                # Other variants may have changed the run's record.
-                reason=request.override
-                or (own.reason if own.verdict == best.report.verdict else best.report.reason),
-            ),
+            _find_cause(best, run, request.override),
             replaces=replaces,
             previous_alias=policy.previous_alias if alias == policy.alias else None,
         )
@@ -243,11 +222,57 @@ def promote(
         name=name,
         versions=versions,
         champion=best.recipe,
-        preferred=_describe_preference(candidates, best, "" if descent else policy.prefer),
+        preferred=_describe_preference(candidates, best, prefer),
         alias=alias,
         registry=request.registry,
         replaced=move.replaced if move else None,
         moved=move is not None,
+    )
+
+
+def _find_best(candidates: Sequence[Candidate], descent: Sequence[str], prefer: str) -> Candidate:
+    """Return the last of a descent, or the preferred candidate."""
+    if descent:
+        return max(candidates, key=lambda candidate: descent.index(candidate.recipe))
+    return max(candidates, key=lambda candidate: candidate.preference(prefer))
+
+
+def _find_registered(candidates: Sequence[Candidate], model: Registered) -> dict[str, str]:
+    """Return by recipe the versions that have this evidence, and their files."""
+    known = {version.tags.get(EVIDENCE_TAG): version for version in model.versions}
+    versions = {}
+    for candidate in candidates:
+        version = known.get(candidate.identity)
+        if version is not None and _has_files(version):
+            versions[candidate.recipe] = version.version
+    return versions
+
+
+def _register(
+    candidates: Sequence[Candidate], registry: Registry, name: str, run: RunReport, store: Store
+) -> dict[str, str]:
+    """Register the candidates; return their versions by recipe."""
+    begun = Registration(registry=registry.uri, name=name, run=run.run, registered=False)
+    _note_registration(store, begun)
+    versions = {}
+    for candidate in candidates:
+        folder = make_version(candidate, run, store)
+        tags = candidate.tags(run, folder.name)
+        versions[candidate.recipe] = registry.register(name, folder, tags, _has_files)
+    _note_registration(store, begun.model_copy(update={"registered": True}))
+    return versions
+
+
+def _find_cause(best: Candidate, run: RunReport, override: str | None) -> Cause:
+    own = best.judged.judge.result
+    # Other variants may have changed the run's record.
+    judged = own if own.verdict == best.report.verdict else best.report
+    return Cause(
+        action="promote" if override is None else "override",
+        who=who_am_i(),
+        run=run.run,
+        verdict=best.report.verdict,
+        reason=override or judged.reason,
     )
 
 
