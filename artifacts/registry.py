@@ -86,6 +86,10 @@ class Registered:
             if move.done or self.aliases.get(move.alias) == move.version
         ]
 
+    def last_note(self, alias: str) -> tuple[str, Move] | None:
+        """Return the tag and the alias' last move, which may be incomplete."""
+        return next((note for note in reversed(self.notes) if note[1].alias == alias), None)
+
     def find(self, number: str) -> Version | None:
         return next((version for version in self.versions if version.version == number), None)
 
@@ -230,15 +234,15 @@ class Registry:
         `previous_alias` gets.
         """
         with self._store.lock():
-            model, current, last = self._find_killed(name, alias)
+            model = self.existing(name)
+            current = model.aliases.get(alias)
+            last = model.last_note(alias)
             if current == version:
                 if last is None or last[1].done or last[1].version != version:
                     return None
-                return self._note(name, last[0], last[1].model_copy(update={"done": True}))
+                return self._finish(name, last)
             self._check_points_to(replaces, name, model, alias)
-            return self._move(
-                name, model, last, alias, version, current, cause, previous_alias, current
-            )
+            return self._move(name, model, alias, version, cause, previous_alias, current)
 
     def roll_back(
         self,
@@ -256,12 +260,14 @@ class Registry:
         the model that is about to change, and raises what leaves it as it is.
         """
         with self._store.lock():
-            model, current, last = self._find_killed(name, alias)
+            model = self.existing(name)
+            current = model.aliases.get(alias)
+            last = model.last_note(alias)
             check(model)
             if last is not None and last[1].action == "rollback" and not last[1].done:
-                tag, begun = last
+                begun = last[1]
                 if to in (None, begun.version) and current == begun.version:
-                    return self._note(name, tag, begun.model_copy(update={"done": True}))
+                    return self._finish(name, last)
                 if current == begun.replaced:
                     to = to or begun.version
             if replaces is not None:
@@ -274,7 +280,7 @@ class Registry:
                 (number for number in reversed(kept) if number not in (target, current)), None
             )
             previous = next((number for number in reversed(names) if number), None)
-            return self._move(name, model, last, alias, target, current, cause, previous, before)
+            return self._move(name, model, alias, target, cause, previous, before)
 
     def check_roll_back(self, name: str, alias: str) -> None:
         """Raise UsageError if the alias has no version to go back to."""
@@ -316,48 +322,47 @@ class Registry:
                 "promote again to replace that version",
             )
 
-    def _find_killed(
-        self, name: str, alias: str
-    ) -> tuple[Registered, str | None, tuple[str, Move] | None]:
-        """Return model, alias' version and its last move, maybe incomplete."""
-        model = self.existing(name)
-        last = next((note for note in reversed(model.notes) if note[1].alias == alias), None)
-        return model, model.aliases.get(alias), last
-
     def _move(
         self,
         name: str,
         model: Registered,
-        last: tuple[str, Move] | None,
         alias: str,
         version: str,
-        current: str | None,
         cause: Cause,
         previous_alias: str | None,
         previous: str | None,
     ) -> Move:
+        """Note the move, set the aliases, and mark the note as done.
+
+        A killed move's note is completed if its alias is set, and taken over if it is this one.
+        """
         move = Move(
             number=model.notes[-1][1].number + 1 if model.notes else 1,
             alias=alias,
             version=version,
-            replaced=current,
+            replaced=model.aliases.get(alias),
             previous_alias=previous_alias,
             when=datetime.now(UTC).isoformat(timespec="milliseconds"),
             **{**vars(cause), "reason": clip(cause.reason, REASON_CHARACTERS)},
         )
         tag = f"{MOVE_TAG}{move.number:06d}.{uuid4().hex[:8]}"
+        last = model.last_note(alias)
         if last is not None and not last[1].done:
             begun = last[1]
-            if current == begun.version:  # it was killed after it had moved the alias
-                self._note(name, last[0], begun.model_copy(update={"done": True}))
-            elif (begun.version, begun.replaced) == (version, current):
+            if begun.version == move.replaced:  # it was killed after it had moved the alias
+                self._finish(name, last)
+            elif (begun.version, begun.replaced) == (version, move.replaced):
                 tag = last[0]
                 move = move.model_copy(update={"number": begun.number})
         self._note(name, tag, move)
         if previous_alias is not None and (previous is not None or previous_alias in model.aliases):
             self._store.set_alias(name, previous_alias, previous)
         self._store.set_alias(name, alias, version)
-        return self._note(name, tag, move.model_copy(update={"done": True}))
+        return self._finish(name, (tag, move))
+
+    def _finish(self, name: str, note: tuple[str, Move]) -> Move:
+        """Mark the move's note as done."""
+        return self._note(name, note[0], note[1].model_copy(update={"done": True}))
 
     def _note(self, name: str, tag: str, move: Move) -> Move:
         self._store.set_model_tag(name, tag, move.model_dump_json())

@@ -193,12 +193,12 @@ def promote(
     model = registry.model(name) or Registered({}, (), ())
     versions = _find_registered(candidates, model)
     current = model.aliases.get(alias)
-    last = next((move for _, move in reversed(model.notes) if move.alias == alias), None)
+    last = model.last_note(alias)
     move = None
     if (
         len(versions) == len(candidates)
         and current == versions[best.recipe]
-        and (last is None or last.done)
+        and (last is None or last[1].done)
         and request.replaces is None
     ):
         progress.note("nothing to do: the alias points there already")
