@@ -161,6 +161,10 @@ class Quantization(ConfigModel):
         """Whether weights become 8-bit floating-point numbers."""
         return all((form.number, form.bits) == ("float", 8) for form in self.weight_formats)
 
+    def limit_scales(self, most: int) -> tuple[Quantization, str]:
+        """Return it trying at most that many scales a layer, with a remark if it is limited."""
+        return self, ""
+
     def floor_of(self, module: str, form: WeightFormat) -> float:
         """Return a module's minimum SQNR in dB."""
         return self.for_module(module).sqnr_floor_db

@@ -39,7 +39,6 @@ from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.ignore_list import ignore_list
 from recipes.engines import find_engine
 from recipes.quantization import Quantization
-from recipes.quantizers.awq import AwqQuantization
 from recipes.schema import Recipe, ServingProfile
 
 
@@ -201,18 +200,16 @@ class ModelPlanner:
         )
 
     def _limited(self, quantization: Quantization, variant: str) -> Quantization:
-        """Return the quantization within the profile's limit of AWQ's candidate scales."""
+        """Return the quantization within the profile's limit of candidate scales."""
         limit = self.profile.calibration_limit
-        most = limit.grid_points if limit is not None else None
-        if most is None or not isinstance(quantization, AwqQuantization):
+        if limit is None or limit.grid_points is None:
             return quantization
-        if quantization.grid_points <= most:
-            return quantization
-        self.sources.progress.note(
-            f"{variant}: trying {most} candidate scales per layer instead of "
-            f"{quantization.grid_points}: the profile limits it (its key calibration_limit)"
-        )
-        return quantization.model_copy(update={"grid_points": most})
+        limited, remark = quantization.limit_scales(limit.grid_points)
+        if remark:
+            self.sources.progress.note(
+                f"{variant}: {remark}: the profile limits it (its key calibration_limit)"
+            )
+        return limited
 
 
 def served_arm(

@@ -6,7 +6,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from recipes.quantization import LLM_COMPRESSOR_WORKER, InGroups, Rounding, WithKvScales, groups_of
+from recipes.quantization import (
+    LLM_COMPRESSOR_WORKER,
+    InGroups,
+    Quantization,
+    Rounding,
+    WithKvScales,
+    groups_of,
+)
 from recipes.quantizers.preset import OTHERS_TOLD, EightBits, ModuleNames, WithOtherSchemes
 from recipes.weight_format import WeightFormat
 
@@ -27,6 +34,12 @@ class AwqQuantization(InGroups, WithOtherSchemes, WithKvScales):
     @property
     def worker(self) -> str:
         return LLM_COMPRESSOR_WORKER
+
+    def limit_scales(self, most: int) -> tuple[Quantization, str]:
+        if self.grid_points <= most:
+            return self, ""
+        remark = f"trying {most} candidate scales per layer instead of {self.grid_points}"
+        return self.model_copy(update={"grid_points": most}), remark
 
     @property
     def weight_formats(self) -> tuple[WeightFormat, ...]:
