@@ -16,8 +16,7 @@ from typing import Any
 
 from artifacts.deploy.recheck_record import rechecks_of
 from artifacts.mlflow_store import EMBEDDED
-from artifacts.registry import MANIFEST_TAG, Registry
-from artifacts.release import (
+from artifacts.promotion import (
     JUDGE_TAG,
     REGISTRIES,
     RUN_TAG,
@@ -25,6 +24,7 @@ from artifacts.release import (
     WEIGHTS_STAGE_TAG,
     registrations,
 )
+from artifacts.registry import MANIFEST_TAG, Registry
 from artifacts.run_record import RunReport, read_run
 from eval_gates.answer_log import answer_log_of
 from pipeline.stages.evaluate import answer_log_key

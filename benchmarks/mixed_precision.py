@@ -32,8 +32,8 @@ from typing import Any
 
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
-from pipeline.plan.checkpoint_resolver import demo_stage
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
+from pipeline.plan.locator import demo_stage
 from prepare.events import NullProgress
 from recipes.catalog import load_profile, load_recipe
 from recipes.checkpoints.checkpoint import Checkpoint, read_folder

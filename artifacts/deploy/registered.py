@@ -14,9 +14,9 @@ from artifacts.evidence.bundle import BundleVerdict
 from artifacts.evidence.manifest import MANIFEST, find_changes, read_manifest
 from artifacts.evidence.signing import check_with_key
 from artifacts.evidence.verify import check_bundle, read_verdict
+from artifacts.promotion import VERSIONS, evidence_tags
 from artifacts.push import fetch
 from artifacts.registry import MANIFEST_TAG, Registry, Version
-from artifacts.release import VERSIONS, evidence_tags
 from pipeline.environments.settings import Settings
 from pipeline.stages.evidence import Evidence
 from prepare.digest import FileDigests, digest_file

@@ -41,12 +41,12 @@ def check_policy(request: ModelRequest, name: str, *, as_json: bool) -> None:
     from eval_gates.statistics.multiplicity import gate_level
     from pipeline.environments.environment import Accelerator, identity
     from pipeline.environments.settings import load_settings
+    from pipeline.plan.choice import DEFAULT_RECIPES, check_margins, load_made_recipe
     from pipeline.plan.data_sources import (
         SourceResolver,
         check_known_clusters,
         note_repeated_fields,
     )
-    from pipeline.plan.resolved_options import DEFAULT_RECIPES, check_margins, load_made_recipe
     from pipeline.plan.serving_profile import load_named_profile
     from pipeline.preflight.power import check_power, policy_power
     from pipeline.preflight.speed_power import speed_power

@@ -64,7 +64,7 @@ def promote(
     (also: no variant passed).
     """
     from artifacts.evidence.signing import find_signer
-    from artifacts.release import PromotionRequest, promote_run
+    from artifacts.promotion import PromotionRequest, promote_run
     from artifacts.run_record import find_run
     from pipeline.environments.settings import load_settings
 

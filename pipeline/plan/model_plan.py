@@ -12,11 +12,11 @@ from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import adopt_stage, with_facts
 from pipeline.plan.build import Builder
-from pipeline.plan.checkpoint_resolver import Located
+from pipeline.plan.choice import Choice
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION, SourceResolver
 from pipeline.plan.generation_settings import max_length_of, resolve_generation, with_lengths
+from pipeline.plan.locator import Located
 from pipeline.plan.plan import Arm, Plan
-from pipeline.plan.resolved_options import Choice
 from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages import CHECKED_WEIGHTS, WEIGHTS

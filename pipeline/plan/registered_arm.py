@@ -13,13 +13,13 @@ from artifacts.deployable import Deployable
 from pipeline.environments.definition import SUITE_ASKER, WEIGHT_READER
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
-from pipeline.plan.checkpoint_resolver import Located
+from pipeline.plan.choice import Choice
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.generation_settings import max_length_of
+from pipeline.plan.locator import Located
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Arm, Plan
 from pipeline.plan.recorded_arm import RecordedArm
-from pipeline.plan.resolved_options import Choice
 from pipeline.serving.served_model import ServedModel
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages import CHECKED_WEIGHTS, WEIGHTS

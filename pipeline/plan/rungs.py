@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.plan.resolved_options import Choice
+from pipeline.plan.choice import Choice
 from prepare.events import Progress
 from prepare.private_files import write_atomically
 from recipes.checkpoints.checkpoint import Checkpoint

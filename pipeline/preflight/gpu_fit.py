@@ -11,8 +11,8 @@ from rich.filesize import decimal
 
 from artifacts.requests import ModelRequest
 from pipeline.environments.settings import Settings
-from pipeline.plan.checkpoint_resolver import demo_stage
-from pipeline.plan.resolved_options import Choice, choose
+from pipeline.plan.choice import Choice, choose
+from pipeline.plan.locator import demo_stage
 from pipeline.plan.rungs import with_rungs
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.preflight.machine import gpu_type, machine_of

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.filesize import decimal
 
 from eval_gates.suites.suite_kind import kind_of
-from pipeline.plan.resolved_options import Choice
+from pipeline.plan.choice import Choice
 from pipeline.plan.speed_plan import find_speed_gates
 from pipeline.preflight.checkpoint_faults import (
     calibration_faults,

@@ -13,9 +13,9 @@ from artifacts.registry import Registry
 from pipeline.environments.definition import SUITE_ASKER, WEIGHT_READER
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
+from pipeline.plan.choice import Choice
 from pipeline.plan.data_sources import SourceResolver, check_known_clusters
 from pipeline.plan.generation_settings import resolve_generation
-from pipeline.plan.resolved_options import Choice
 from pipeline.plan.rungs import with_rungs
 from pipeline.preflight.gpu_fit import read_draft, read_source
 from pipeline.preflight.machine import (

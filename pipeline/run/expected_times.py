@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeline.plan.resolved_options import Choice
+from pipeline.plan.choice import Choice
 from pipeline.preflight.durations import Expected, add_up, assume
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages import known_of, stage_named

@@ -18,10 +18,10 @@ from pipeline.environments.definition import LOAD_GENERATOR, SUITE_ASKER
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
+from pipeline.plan.choice import check_margins, find_gates
 from pipeline.plan.data_sources import SourceResolver, check_known_clusters
 from pipeline.plan.generation_settings import resolve_generation, with_lengths
 from pipeline.plan.plan import Arm, Plan, PlanProgress
-from pipeline.plan.resolved_options import check_margins, find_gates
 from pipeline.plan.speed_plan import find_speed_gates
 from pipeline.preflight.generation_faults import form_notes, generation_faults
 from pipeline.preflight.power import check_power

@@ -6,23 +6,23 @@ import os
 from datetime import datetime
 
 from artifacts.evidence.signing import Signer, find_signer
-from artifacts.release import PromotionRequest, promote
+from artifacts.promotion import PromotionRequest, promote
 from artifacts.requests import ModelRequest
 from artifacts.run_record import NOT_PREFERRED, RunReport
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
-from pipeline.plan.checkpoint_resolver import Locator
+from pipeline.plan.choice import Choice, choose
+from pipeline.plan.locator import Locator
 from pipeline.plan.model_plan import make_plan
 from pipeline.plan.plan import Plan, PlanProgress
-from pipeline.plan.resolved_options import Choice, choose
 from pipeline.plan.rungs import with_rungs, write_rungs
 from pipeline.preflight.gpu_fit import spread_over_gpus
 from pipeline.preflight.survey import check_early, check_fitted, refuse, survey
-from pipeline.run.compare import compare_arms
 from pipeline.run.copies import JoinedRun, check_plan, join_run, write_request
 from pipeline.run.expected_times import expected_run
 from pipeline.run.loop import finish_plan
 from pipeline.run.run import Run
+from pipeline.run.screening import compare_arms
 from pipeline.run.servers import Servers
 from pipeline.serving.argument_check import check_engine_arguments
 from pipeline.stages.sanity import SANITY

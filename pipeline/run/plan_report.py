@@ -17,11 +17,11 @@ from artifacts.requests import ModelRequest
 from eval_gates.gate_result import format_percent
 from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
 from pipeline.environments.settings import Settings
-from pipeline.plan.checkpoint_resolver import Locator, demo_stage
+from pipeline.plan.choice import Choice, choose
 from pipeline.plan.generation_settings import resolve_generation
+from pipeline.plan.locator import Locator, demo_stage
 from pipeline.plan.model_plan import make_plan
 from pipeline.plan.plan import PlanProgress
-from pipeline.plan.resolved_options import Choice, choose
 from pipeline.plan.rungs import with_rungs
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.preflight.chances import GatePower

@@ -30,12 +30,12 @@ from pipeline.environments.definition import SUITE_ASKER
 from pipeline.environments.environment import Accelerator, ensure, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import served_profile
-from pipeline.plan.checkpoint_resolver import Locator
+from pipeline.plan.choice import Choice, environments_of, find_gates
 from pipeline.plan.data_sources import SourceResolver
+from pipeline.plan.locator import Locator
 from pipeline.plan.plan import Plan, PlanProgress
 from pipeline.plan.recorded_arm import record_of_version
 from pipeline.plan.registered_arm import Here, RegisteredPlanner, discard_if_gone
-from pipeline.plan.resolved_options import Choice, environments_of, find_gates
 from pipeline.plan.serving_profile import check_processor, choose_profile, refuse_unfit
 from pipeline.plan.speed_plan import find_speed_gates
 from pipeline.preflight.machine import find_missing_gpus, machine_of

@@ -19,10 +19,10 @@ from pipeline.environments.definition import SUITE_ASKER
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
+from pipeline.plan.choice import find_gates
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.plan import Arm, Plan, PlanProgress
 from pipeline.plan.recorded_arm import ARM, RecordedArm, open_record
-from pipeline.plan.resolved_options import find_gates
 from pipeline.preflight.power import check_power
 from pipeline.run.gate import refuse_given, served_recipe, tokenizer_digest
 from pipeline.run.loop import finish_plan

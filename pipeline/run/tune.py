@@ -22,20 +22,20 @@ from pipeline.environments.definition import LOAD_GENERATOR, SUITE_ASKER
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
-from pipeline.plan.checkpoint_resolver import Locator
-from pipeline.plan.compare import load_stage
+from pipeline.plan.choice import choose
 from pipeline.plan.data_sources import SourceResolver
+from pipeline.plan.locator import Locator
 from pipeline.plan.model_plan import served_arm
 from pipeline.plan.plan import Arm, Plan, PlanProgress
-from pipeline.plan.resolved_options import choose
+from pipeline.plan.screening_plan import load_stage
 from pipeline.plan.serving_profile import fit_profile, load_named_profile, refuse_unfit
 from pipeline.plan.speed_plan import find_speed_gates
 from pipeline.plan.tuned_arm import TunedArm, add_candidate, gain_policy, make_defaults
 from pipeline.preflight.gpu_fit import spread_over_gpus
 from pipeline.preflight.machine import Machine, find_driver_fault, find_missing_gpus, machine_of
 from pipeline.preflight.survey import refuse
-from pipeline.run.compare import measure_arm
 from pipeline.run.run import Run
+from pipeline.run.screening import measure_arm
 from pipeline.run.servers import Servers
 from pipeline.stages import FIRST_TEXTS, speed_role
 from pipeline.stages.speed import SPEED, count_starts

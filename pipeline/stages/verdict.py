@@ -4,8 +4,8 @@
   `judge_decisions` (`decision_gate.py`), `judge_speed` (`speed/report.py`) and `judge_cost`
   (`cost.py`).
 - A variant's: `judge_variant`, from its gates. `judge_evidence` (`judge.py`) gives it the gates.
-- A run's: `exit_code_of`, from its variants. `promote` (`artifacts/release.py`) chooses among those
-  that passed.
+- A run's: `exit_code_of`, from its variants. `promote` (`artifacts/promotion.py`) chooses among
+  those that passed.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from small_checkpoint import write_files
 
 from artifacts.requests import ModelRequest
 from pipeline.environments.settings import Settings
-from pipeline.plan.checkpoint_resolver import Locator
-from pipeline.plan.resolved_options import Choice, choose
+from pipeline.plan.choice import Choice, choose
+from pipeline.plan.locator import Locator
 from prepare.errors import CheckpointError, UsageError
 from prepare.hardware import NodeInfo
 from prepare.stage import StageSpec

@@ -33,26 +33,26 @@ from small_checkpoint import checkpoint_files, write_files
 from some_node import NODE, node_of
 
 from artifacts.evidence.verify import read_verdict
-from artifacts.registry import MANIFEST_TAG, Registry, Version
-from artifacts.release import (
+from artifacts.promotion import (
     PromotionRequest,
     evidence_tags,
     find_candidate,
     make_version,
     promote_run,
 )
+from artifacts.registry import MANIFEST_TAG, Registry, Version
 from artifacts.run_record import RunReport, VariantReport
 from eval_gates.suites.sources import QuestionSource, SuiteSource
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import AdoptedVariant, with_facts
-from pipeline.plan.checkpoint_resolver import Located
+from pipeline.plan.choice import with_kv_formats
+from pipeline.plan.locator import Located
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Plan, PlanProgress
-from pipeline.plan.resolved_options import with_kv_formats
-from pipeline.run.compare import compare_arms
 from pipeline.run.copies import JoinedRun
 from pipeline.run.loop import finish_plan
+from pipeline.run.screening import compare_arms
 from pipeline.stages.evidence import Evidence
 from prepare.digest import FileDigests
 from prepare.errors import ExitCode

@@ -20,8 +20,8 @@ from artifacts.registry import Registry
 from artifacts.requests import RecheckRequest
 from artifacts.run_record import RunReport, find_run
 from pipeline.environments.settings import Settings
+from pipeline.plan.choice import Choice
 from pipeline.plan.registered_arm import Here
-from pipeline.plan.resolved_options import Choice
 from pipeline.run.recheck import Recheck, RecheckOutcome, choose_own_profile, open_past
 from pipeline.run.run import Run
 from pipeline.run.servers import Servers

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from artifacts.requests import ModelRequest
 from artifacts.run_record import RunReport, read_run
 from pipeline.environments.settings import Settings
-from pipeline.plan.resolved_options import DEFAULT_RECIPES
+from pipeline.plan.choice import DEFAULT_RECIPES
 from pipeline.run.copies import join_run, write_request
 from pipeline.run.launchers.ray import RayLauncher
 from pipeline.run.launchers.slurm import SlurmLauncher

@@ -23,7 +23,7 @@ from artifacts.requests import (
 from artifacts.run_record import AnyRequest
 from pipeline.cli.options import asks
 from pipeline.environments.settings import Settings
-from pipeline.plan.resolved_options import choose
+from pipeline.plan.choice import choose
 from pipeline.run.gate import choose_endpoints
 from prepare.own_command import forget_places, own_command, remember_place
 from prepare.record import Record

@@ -15,8 +15,8 @@ from sound_variants import RECIPES, source_files, variant_files
 
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import read_served, read_variant
-from pipeline.plan.checkpoint_resolver import Locator
-from pipeline.plan.resolved_options import Choice, choose
+from pipeline.plan.choice import Choice, choose
+from pipeline.plan.locator import Locator
 from pipeline.preflight.survey import survey
 from prepare.errors import CheckpointError, UsageError
 from recipes.catalog import load_profile

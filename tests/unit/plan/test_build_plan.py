@@ -10,9 +10,9 @@ from listener import Listener
 
 from eval_gates.depth import EVERY_VALUE
 from pipeline.environments.settings import Settings
-from pipeline.plan.checkpoint_resolver import Located
-from pipeline.plan.compare import screening_stages
+from pipeline.plan.locator import Located
 from pipeline.plan.model_plan import make_plan
+from pipeline.plan.screening_plan import screening_stages
 from pipeline.preflight.survey import survey
 from pipeline.stages.attempts import AttemptLedger, Counted
 from pipeline.stages.evaluate import EVALUATE

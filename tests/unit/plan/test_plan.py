@@ -17,8 +17,8 @@ from small_checkpoint import checkpoint_files, safetensors, write_files
 from some_node import NODE
 from three_suites import three_suites
 
-from pipeline.plan.checkpoint_resolver import Located
 from pipeline.plan.data_sources import SourceResolver
+from pipeline.plan.locator import Located
 from pipeline.plan.model_plan import ModelPlanner
 from pipeline.plan.plan import Arm, Plan, PlanProgress
 from pipeline.stages import again_role

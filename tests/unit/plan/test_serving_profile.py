@@ -9,7 +9,7 @@ import pytest
 from asked_run import install_driver, refused, request_for, speculative_profile
 
 from pipeline.environments.settings import Settings
-from pipeline.plan.resolved_options import choose
+from pipeline.plan.choice import choose
 from recipes.catalog import profile_names
 
 pytestmark = pytest.mark.usefixtures("programs")

@@ -12,7 +12,7 @@ from published_models import LLAMA_3_8B, LLAMA_3_70B, QWEN_3_235B, Shapes, dense
 from some_node import NODE
 
 from pipeline.environments.settings import Settings
-from pipeline.plan.resolved_options import choose
+from pipeline.plan.choice import choose
 from pipeline.preflight.gpu_fit import spread_over_gpus
 from prepare.errors import UsageError
 from prepare.gpus import VisibleGpu

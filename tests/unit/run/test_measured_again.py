@@ -10,7 +10,7 @@ from pretend_stages import PretendModels
 from some_attempt import attempts_in
 
 from artifacts.run_record import VariantReport
-from pipeline.plan.compare import screening_policy
+from pipeline.plan.screening_plan import screening_policy
 
 
 def levels(run: FakeRun, variant: str = ONE) -> dict[int, float]:

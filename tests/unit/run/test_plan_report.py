@@ -14,10 +14,10 @@ from sound_variants import safetensors_of, source_tensors
 
 from artifacts.requests import ModelRequest
 from pipeline.environments.settings import Settings
-from pipeline.plan.checkpoint_resolver import Locator
+from pipeline.plan.choice import choose
+from pipeline.plan.locator import Locator
 from pipeline.plan.model_plan import make_plan
 from pipeline.plan.plan import PlanProgress
-from pipeline.plan.resolved_options import choose
 from pipeline.plan.rungs import write_rungs
 from pipeline.preflight.survey import Survey, survey
 from pipeline.run import plan_report

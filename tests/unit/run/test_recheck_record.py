@@ -24,8 +24,8 @@ from some_node import NODE
 
 from artifacts.deploy.recheck_record import RECHECK_TAG
 from artifacts.evidence.verify import check_run
+from artifacts.promotion import PromotionRequest, promote_run
 from artifacts.recheck_report import RecheckReport
-from artifacts.release import PromotionRequest, promote_run
 from artifacts.run_record import find_run
 from pipeline.cli.recheck import next_step
 from prepare.errors import (

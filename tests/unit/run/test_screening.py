@@ -22,7 +22,7 @@ from artifacts.run_outcome import (
 )
 from artifacts.run_record import report_unjudged
 from pipeline.cli.tables import print_run
-from pipeline.plan.compare import screening_policy
+from pipeline.plan.screening_plan import screening_policy
 from prepare.errors import ExitCode, ServingError
 from recipes.catalog import load_policy, policy_names
 from recipes.policy import Policy

@@ -19,7 +19,7 @@ from pretend_stages import PretendModels, edit
 from spoilt_bundle import rewrite_manifest
 from typer.testing import CliRunner
 
-from artifacts import release
+from artifacts import promotion
 from artifacts.evidence.verify import check_bundle, check_run
 from artifacts.garbage_collection import find_garbage, remove
 from artifacts.mlflow_store import MlflowStore
@@ -265,7 +265,7 @@ def test_the_same_promotion_completes_a_killed_one(good: FakeRun, kill_at: int) 
         for name in ("create_version", "set_model_tag", "set_alias"):
             setattr(store, name, counted(getattr(store, name)))
         Path.rename = counted(Path.rename)  # type: ignore[method-assign]
-        release._note_registration = counted(release._note_registration)
+        promotion._note_registration = counted(promotion._note_registration)
         good.promote()
         os._exit(0)
 

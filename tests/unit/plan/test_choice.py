@@ -12,7 +12,7 @@ from asked_run import refused, request_for, write_policy
 
 from artifacts.run_record import ResolvedOptions
 from pipeline.environments.settings import Settings
-from pipeline.plan.resolved_options import choose
+from pipeline.plan.choice import choose
 from prepare.errors import CheckpointError
 from recipes.catalog import load_profile
 

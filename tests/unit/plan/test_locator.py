@@ -11,8 +11,8 @@ from quantized_checkpoint import quantization_config, source_files
 from small_checkpoint import checkpoint_files, write_files
 
 from pipeline.environments.settings import Settings
-from pipeline.plan.checkpoint_resolver import Locator
-from pipeline.plan.resolved_options import choose
+from pipeline.plan.choice import choose
+from pipeline.plan.locator import Locator
 
 pytestmark = pytest.mark.usefixtures("programs")
 

@@ -14,8 +14,8 @@ from artifacts.run_record import ScreenedModel
 from eval_gates.clusters import means
 from eval_gates.quality_gate import check_paired
 from eval_gates.statistics.effect import measure_effect
-from pipeline.plan.compare import kv_dtype, part_name, screening_stages, with_kv_dtype
 from pipeline.plan.plan import Arm, PlanProgress
+from pipeline.plan.screening_plan import kv_dtype, part_name, screening_stages, with_kv_dtype
 from pipeline.run.loop import do_pieces
 from pipeline.run.pieces import ArmPieces
 from pipeline.run.run import Run

@@ -20,7 +20,7 @@ from pipeline.environments.definition import (
 )
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_variant, served_profile
-from pipeline.plan.compare import screening_policy
+from pipeline.plan.screening_plan import screening_policy
 from pipeline.plan.serving_profile import choose_profile, draft_reference, refuse_unfit
 from pipeline.plan.speed_plan import find_speed_gates
 from prepare.errors import UsageError

@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.environments.definition import WEIGHT_READER
 from pipeline.environments.environment import Accelerator, identity
 from pipeline.environments.settings import Settings
-from pipeline.plan.resolved_options import Choice
+from pipeline.plan.choice import Choice
 from pipeline.plan.serving_profile import draft_reference
 from pipeline.stages.demo_checkpoint import DEMO_CHECKPOINT, DEMO_LOCK, DemoParameters
 from pipeline.stages.dequantize import DEQUANTIZE, DequantizeParameters, DequantizeRuntime
