@@ -115,7 +115,7 @@ class Candidate:
 
     report: VariantReport
     judged: Evidence
-    verdict: BundleVerdict
+    heading: BundleVerdict
     records: tuple[StageRecord, ...]
     identity: str  # of all that its evidence follows from
     signer: Signer | None
@@ -133,15 +133,15 @@ class Candidate:
     def tags(self, run: RunReport, manifest: str) -> dict[str, str]:
         """Return the tuple and its origin as text."""
         judge = self.judged.judge.record
-        source = self.verdict.source
+        source = self.heading.source
         return {
-            **evidence_tags(self.judged, self.verdict),
+            **evidence_tags(self.judged, self.heading),
             MANIFEST_TAG: manifest,
             EVIDENCE_TAG: self.identity,
             JUDGE_TAG: judge.key,
             WEIGHTS_STAGE_TAG: self.judged.weights.record.key,
             RUN_TAG: run.run,
-            "prepare.signer": self.verdict.signer,
+            "prepare.signer": self.heading.signer,
             "prepare.policy": self.judged.judge.parameters.policy.name,
             "prepare.source.checkpoint": source.digest,
             "prepare.source.ref": run.checkpoint.ref if run.checkpoint else "",
@@ -187,7 +187,7 @@ def promote(
     policy = parameters.policy.promotion
     prefer = "" if parameters.trial.descent else policy.prefer
     best = _find_best(candidates, parameters.trial.descent, prefer)
-    name = best.verdict.registered_name
+    name = best.heading.registered_name
     alias = request.alias or policy.alias
     registry = Registry(request.registry)
     model = registry.model(name) or Registered({}, (), ())
@@ -485,8 +485,8 @@ def make_version(candidate: Candidate, run: RunReport, store: Store) -> Path:
             candidate.judged.weights.record.stage, candidate.judged.weights.record.key
         )
         _link_files(source / "output", partial)
-        Card(candidate.verdict, candidate.judged).write(partial)
-        manifest = write_bundle(partial, candidate.verdict, candidate.records, store)
+        Card(candidate.heading, candidate.judged).write(partial)
+        manifest = write_bundle(partial, candidate.heading, candidate.records, store)
         final = parent / digest_file(partial / BUNDLE / MANIFEST)
         if not final.exists():
             if candidate.signer is not None:

@@ -105,7 +105,7 @@ def timed(clock: Clock) -> Iterator[None]:
     """Let the product's loop move the clock meanwhile."""
     own: dict[str, Any] = {
         "take": PretendServers.take,
-        "end": PretendServers.end,
+        "give_back": PretendServers.give_back,
         "start_process": PretendServers.start_process,
         "execute_stage": PretendRun.execute_stage,
         "run_worker": PretendContext.run_worker,
@@ -118,8 +118,8 @@ def timed(clock: Clock) -> Iterator[None]:
         clock.gpus = max(clock.gpus, needs.gpus)
         return lot
 
-    def end(self: PretendServers) -> None:
-        own["end"](self)
+    def give_back(self: PretendServers) -> None:
+        own["give_back"](self)
         clock.gpus = 0
 
     def start_process(self: PretendServers, arm: Arm) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def timed(clock: Clock) -> Iterator[None]:
         return dict(result)
 
     replaced = {
-        PretendServers: {"take": take, "end": end, "start_process": start_process},
+        PretendServers: {"take": take, "give_back": give_back, "start_process": start_process},
         PretendRun: {"execute_stage": execute_stage, "is_on_gpus": True},
         PretendContext: {"run_worker": run_worker, "put_under_load": put_under_load},
     }

@@ -118,17 +118,17 @@ class PlanProgress:
         self.plan = plan
         self.store = store
 
-    def find(self, spec: StageSpec) -> StageRecord | None:
+    def find_current(self, spec: StageSpec) -> StageRecord | None:
         """Return the record of a stage that is done."""
         return self.store.find_current(spec.stage, spec.key)
 
     def is_done(self, specs: Iterable[StageSpec]) -> bool:
-        return all(self.find(spec) is not None for spec in specs)
+        return all(self.find_current(spec) is not None for spec in specs)
 
     def made(self) -> set[str]:
         """Return variants with stored weights."""
         variants = self.plan.variants
-        return {arm.recipe.name for arm in variants if self.find(arm.stages[WEIGHTS])}
+        return {arm.recipe.name for arm in variants if self.find_current(arm.stages[WEIGHTS])}
 
     def stages(self) -> list[StageSpec]:
         """Return every stage of the run, in order."""
@@ -142,19 +142,19 @@ class PlanProgress:
         """Return open speed gates by role, or a failed variant's measured ones."""
         speed = {role: spec for role, spec in arm.stages.items() if spec.stage == SPEED.name}
         if self.has_failed(arm):
-            return {role: spec for role, spec in speed.items() if self.find(spec)}
+            return {role: spec for role, spec in speed.items() if self.find_current(spec)}
         return speed
 
     def has_failed(self, arm: Arm) -> bool:
         """Return whether a blocking suite failed."""
         suites = [n for n, s in self.plan.policy.suites.items() if s.tier != "advisory"]
-        records = (self.find(arm.stages[name]) for name in suites if name in arm.stages)
+        records = (self.find_current(arm.stages[name]) for name in suites if name in arm.stages)
         return any(record and EVALUATE.result_of(record).state == "fail" for record in records)
 
     def fault(self, arm: Arm) -> str:
         """Return why the model is broken, or ''."""
         spec = arm.stages.get(FIRST_TEXTS)
-        record = self.find(spec) if spec and spec.stage == SANITY.name else None
+        record = self.find_current(spec) if spec and spec.stage == SANITY.name else None
         return SANITY.result_of(record).fault(self.plan.policy.broken) if record else ""
 
     def judge(self, variant: Arm) -> StageSpec:

@@ -300,7 +300,10 @@ class Lead:
     def try_to(self) -> None:
         """Take the lead unless a main copy lives."""
         was_main = self.log.is_main
-        if self._is_taken or not self.log.take_over():
+        if self._is_taken:
+            return
+        self.log.take_over()
+        if not self.log.is_main:
             return
         self._is_taken = True
         others = OtherCopies(self.log, self.progress, only_new=not was_main)

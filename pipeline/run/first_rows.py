@@ -35,7 +35,7 @@ def compare_prompts(state: PlanProgress, run: Run) -> None:
     """
     (arm,) = state.plan.variants
     specs = [arm.stages[name] for name in state.plan.policy.suites]
-    ready = [run.with_runtime(spec, {}) for spec in specs if state.find(spec) is None]
+    ready = [run.with_runtime(spec, {}) for spec in specs if state.find_current(spec) is None]
     if ready:
         asked = [_asked(spec, state, run) for spec in ready]
         _work(ready[0], state, run, {"recorded_prompts": asked}, [])

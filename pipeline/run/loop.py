@@ -47,10 +47,10 @@ def do_pieces(servers: Servers, pieces: Pieces | ArmPieces, lead: Lead | None = 
             ready = pieces.find()
             if not ready:
                 return
-            servers.keep(pieces.still_asked())
+            servers.end_all_but(pieces.still_asked())
             if any(try_piece(servers, pieces.state, piece) for piece in ready):
                 continue
-            servers.end()
+            servers.give_back()
             if (piece := run.wait_for_others(ready)) is not None:
                 try_piece(servers, pieces.state, piece, wait=True)
 
@@ -61,13 +61,13 @@ def try_piece(servers: Servers, state: PlanProgress, piece: Piece, *, wait: bool
     if not wait and servers.are_up and is_locked(run.lock_of(piece)):  # else they may end for it
         return False
     if piece.kind == "make":  # it needs the memory of what is up
-        servers.end()
+        servers.give_back()
         run.workers.end()
     with ExitStack() as held:
         held.enter_context(doing(piece.title))
         # First the node's resources, then the piece: a process never waits while it holds a piece.
         lot = servers.take(piece.needs, wait=wait)
-        held.callback(servers.settle)
+        held.callback(servers.give_back_unused)
         if lot is None or not held.enter_context(run.store.hold(piece.name, wait=False)):
             return False
         if not _is_done(servers, state, piece):
@@ -83,8 +83,8 @@ def _is_done(servers: Servers, state: PlanProgress, piece: Piece) -> bool:
 
 def _try(servers: Servers, state: PlanProgress, piece: Piece, lot: Lot) -> None:
     run = servers.run
-    attempt = run.tries.begin(piece.name, piece.title)
-    if attempt is None:
+    try_file = run.tries.begin(piece.name, piece.title)
+    if try_file is None:
         return
     try:
         do(servers, state, piece, lot)
@@ -95,7 +95,7 @@ def _try(servers: Servers, state: PlanProgress, piece: Piece, lot: Lot) -> None:
             raise
         run.tries.fail(piece.name, error)
     finally:
-        attempt.unlink(missing_ok=True)
+        try_file.unlink(missing_ok=True)
 
 
 def do(servers: Servers, state: PlanProgress, piece: Piece, lot: Lot) -> None:
@@ -124,7 +124,7 @@ def _serve(servers: Servers, state: PlanProgress, piece: Piece) -> None:
             is_again = spec.stage == EVALUATE.name and EVALUATE.parameters_of(spec).is_again
             is_after = was_again and not is_again
             if REFERENCE in spec.inputs or (is_after and arm.is_ours):
-                servers.stop([arm.recipe.name])
+                servers.end_servers([arm.recipe.name])
             was_again = is_again
             _ask(servers, arm, spec)
         else:
@@ -141,7 +141,7 @@ def _ask(servers: Servers, arm: Arm, spec: StageSpec) -> None:
         if not arm.is_ours or EVALUATE.runtime_of(spec).halved:
             raise
         servers.run.progress.note(f"{error.message}; once more, with half the tokens")
-        servers.stop([name])
+        servers.end_servers([name])
         halved = {**spec.runtime, "halved": True}
         _ask(servers, arm, spec.model_copy(update={"runtime": halved}))
         return

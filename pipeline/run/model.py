@@ -125,7 +125,8 @@ def run_choices(choices: Choice, run: Run, signer: Signer | None = None) -> Exit
     memory = known.memory_to_make() if known is not None else 0
     copies = count_copies(plan, choices, run, memory)
     finish_plan(Servers(run), state, further_copies=copies - 1)
-    if not run.log.take_over():
+    run.log.take_over()
+    if not run.log.is_main:
         return ExitCode.SUCCESS  # the main copy tells what came of it
     if not choices.asked.promote:
         return exit_code_of([report.verdict for report in run.log.variants()])

@@ -143,7 +143,7 @@ class Pieces:
         stages = {
             name: self._plan.shared.get(questions_role(name)) for name in self._plan.policy.suites
         }
-        records = {name: self.state.find(spec) for name, spec in stages.items() if spec}
+        records = {name: self.state.find_current(spec) for name, spec in stages.items() if spec}
         laid_out = {name: QUESTIONS.result_of(record) for name, record in records.items() if record}
         check_laid_out_clusters(self._plan.policy, laid_out, self.run.progress)
         recipes = [variant.recipe for variant in self._plan.variants]

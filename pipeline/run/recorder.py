@@ -134,8 +134,8 @@ class RunRecorder:
         if self._events is not None:
             self._events.advance(task, done, total, unit)
 
-    def take_over(self) -> bool:
-        """Become the main copy if that was killed; return whether this one is it.
+    def take_over(self) -> None:
+        """Become the main copy if that was killed.
 
         Children of a killed main copy hold its lock for seconds.
         """
@@ -151,7 +151,6 @@ class RunRecorder:
                     mine = [stage for stage in self._report.stages if stage.key not in known]
                     notes = [*dict.fromkeys([*dead.notes, *self._report.notes])]
                     self.update(stages=[*dead.stages, *mine], notes=notes, started=dead.started)
-        return self.is_main
 
     def finish(self, status: Ended, exit_code: int, error: PrepareError | None = None) -> None:
         if status == "failed":

@@ -52,7 +52,7 @@ class Servers:
         raised: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.end()
+        self.give_back()
 
     # --- resources ------------------------------------------------------------------------------
 
@@ -63,7 +63,7 @@ class Servers:
         """
         if self._lot is not None and self._lot.covers(needs):
             return self._lot
-        self.end()
+        self.give_back()
         lot = self._resources.enter_context(
             self.run.node.take(needs, self.run.tell_of_waiting if wait else _say_nothing, wait=wait)
         )
@@ -72,35 +72,35 @@ class Servers:
             self._resources.close()
         return lot
 
-    def keep(self, names: Collection[str]) -> None:
+    def end_all_but(self, names: Collection[str]) -> None:
         """End the servers of all other arms, and give the lot back if none is left."""
-        self.stop([name for name in self._facts if name not in names])
+        self.end_servers([name for name in self._facts if name not in names])
         for name in list(self._facts):
             with suppress(ArmLostError):  # it ended while nothing asked it: it is started again
                 self.check_alive([name])
-        self.settle()
+        self.give_back_unused()
 
     @property
     def are_up(self) -> bool:
         return bool(self._facts)
 
-    def settle(self) -> None:
+    def give_back_unused(self) -> None:
         """Give the lot back if no server is up."""
         if not self._facts:
-            self.end()
+            self.give_back()
 
-    def end(self) -> None:
+    def give_back(self) -> None:
         """End all servers, and give the lot back."""
         # The user may interrupt several times, and the servers must end before us.
         with hold_interruptions():
-            self.end_servers()
+            self.end_all()
             self._lot = None
             self._resources.close()
 
-    def end_servers(self) -> None:
+    def end_all(self) -> None:
         """End all servers; a piece goes on with the lot."""
         with hold_interruptions():
-            self.stop(list({*self._facts, *self._processes}))
+            self.end_servers(list({*self._facts, *self._processes}))
 
     # --- servers --------------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class Servers:
         if name in self._starts:
             ledger, start = self._starts.pop(name)
             ledger.note(start, "failed", error.message)
-        self.stop([name])
+        self.end_servers([name])
 
     def _begin(self, arm: Arm, measurement: str) -> None:
         name = arm.recipe.name
@@ -167,7 +167,7 @@ class Servers:
         run_id = self.run.log.run_id
         return ledger, ledger.begin(measurement, run_id, is_ours=arm.is_ours)
 
-    def stop(self, names: Sequence[str]) -> None:
+    def end_servers(self, names: Sequence[str]) -> None:
         for name in names:
             self._facts.pop(name, None)
             self._starts.pop(name, None)
@@ -282,7 +282,7 @@ class BlockServers:
             raise
         finally:
             if not stay:
-                self._servers.end_servers()
+                self._servers.end_all()
 
     def leave(self, name: str, error: PrepareError) -> None:
         """Continue without the arm, or raise the error."""

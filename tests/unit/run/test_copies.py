@@ -202,14 +202,17 @@ def test_what_no_copy_wrote_neither_stops_nor_spoils_the_record(store: Store) ->
 def test_who_comes_while_the_killed_main_copy_still_ends_takes_over(store: Store) -> None:
     main = RunRecorder(store, REQUEST, RESOLVED, run_id="r")
     again, numbered = (RunRecorder(store, REQUEST, RESOLVED, run_id="r", index=i) for i in (0, 1))
-    assert not again.take_over()
+    again.take_over()
+    assert not again.is_main
     main.note("found")
     begun = datetime.now(UTC) - timedelta(hours=1)
     main.update(started=begun.isoformat())
     main._held.close()  # killed, and its last child has ended
-    assert not numbered.take_over()
+    numbered.take_over()
+    assert not numbered.is_main
     numbered.finish("finished", 0)
-    assert again.take_over()
+    again.take_over()
+    assert again.is_main
     again.note("goes on")
     again.finish("finished", 4)
     ended = read_run(again.folder)

@@ -70,7 +70,7 @@ def test_both_sides_are_up_at_once_and_gone_at_the_end(servers: Servers, tmp_pat
     assert facts[0]["socket"] != facts[1]["socket"]
     assert servers.open(sides[0]) is facts[0]
     servers.check_alive(["baseline", "fp8"])
-    servers.end()
+    servers.give_back()
     for each in facts:
         assert not Path(each["socket"]).parent.exists()
     assert servers.open(sides[0])["server_log"].endswith("server.baseline.2.log")
@@ -107,7 +107,7 @@ def test_each_life_has_a_log_in_the_order_of_lives(servers: Servers, tmp_path: P
     logs = []
     for _ in range(3):
         logs.append(Path(servers.open(model(tmp_path, "fp8"))["server_log"]))
-        servers.end()
+        servers.give_back()
     assert [log.name for log in logs] == ["server.fp8.log", "server.fp8.2.log", "server.fp8.3.log"]
     assert all(log.stat().st_mode & 0o077 == 0 for log in logs)
 
@@ -119,15 +119,15 @@ def test_servers_stay_up_on_their_lot_and_give_it_back_before_another_is_taken(
     assert lot is not None
     facts = servers.open(model(tmp_path, "baseline"))
     servers.open(model(tmp_path, "fp8"))
-    servers.settle()
+    servers.give_back_unused()
     assert servers.take(Needs(cores=True)) is lot
     assert servers.take(NOTHING) is lot
     other = Node(servers.run.node.folder)
     with other.take(Needs(cores=True), wait=False) as taken:
         assert taken is None
-    servers.keep(["baseline"])
+    servers.end_all_but(["baseline"])
     assert ask(facts) == 200
-    servers.keep([])
+    servers.end_all_but([])
     with other.take(Needs(cores=True), wait=False) as taken:
         assert taken is not None
 
@@ -141,7 +141,7 @@ def test_a_server_that_died_unasked_is_counted_and_started_again(
         client.post("http://localhost/die")
     deadline = time.monotonic() + 20
     while servers.are_up and time.monotonic() < deadline:
-        servers.keep(["baseline"])
+        servers.end_all_but(["baseline"])
     assert servers.open(model(tmp_path, "baseline"), "m")["socket"] != facts["socket"]
     count = StartLedger(servers.run.store, "baseline").count("m")
     assert (count.tried, count.failed) == (2, 1)
