@@ -17,17 +17,15 @@ from typing import Any
 from artifacts.deploy.recheck_record import rechecks_of
 from artifacts.mlflow_store import EMBEDDED
 from artifacts.promotion import (
-    JUDGE_TAG,
     REGISTRIES,
-    RUN_TAG,
     VERSIONS,
-    WEIGHTS_STAGE_TAG,
     registrations,
 )
-from artifacts.registry import MANIFEST_TAG, Registry
+from artifacts.registry import JUDGE_TAG, MANIFEST_TAG, RUN_TAG, WEIGHTS_STAGE_TAG, Registry
 from artifacts.run_record import RunReport, read_run
 from eval_gates.answer_log import answer_log_of
 from pipeline.stages.evaluate import answer_log_key
+from pipeline.stages.verdict import JUDGE
 from prepare.errors import RegistryError, StoreError
 from prepare.events import Progress
 from prepare.stage import StageRecord, StageReference, StageSpec
@@ -150,7 +148,7 @@ class _Kept:
                     made = version.tags.get(WEIGHTS_STAGE_TAG, "")
                     tags = version.tags
                     self.stages |= {("quantize", made), ("adopt", made)}
-                    self.stages.add(("judge", tags.get(JUDGE_TAG, "")))
+                    self.stages.add((JUDGE.name, tags.get(JUDGE_TAG, "")))
                     self._versions.add(tags.get(MANIFEST_TAG, ""))
                     self.runs.add(tags.get(RUN_TAG, ""))
                     for recheck in rechecks_of(version):

@@ -26,9 +26,12 @@ from artifacts.evidence.signing import Signer, sign_with_key
 from artifacts.evidence.verify import check_bundle, check_run, find_missing
 from artifacts.registry import (
     EVIDENCE_TAG,
+    JUDGE_TAG,
     MANIFEST_TAG,
     POLICY_TAG,
+    RUN_TAG,
     TUPLE_TAG,
+    WEIGHTS_STAGE_TAG,
     Cause,
     Move,
     Registered,
@@ -66,9 +69,6 @@ from recipes.checkpoints.weight_files import ARCHIVE, BUNDLE, plain_files
 
 VERSIONS = "versions"
 REGISTRIES = "registries.jsonl"
-JUDGE_TAG = "prepare.judge"
-WEIGHTS_STAGE_TAG = "prepare.weights_stage"
-RUN_TAG = "prepare.run"
 NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
 
 

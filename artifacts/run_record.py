@@ -24,7 +24,7 @@ from eval_gates.speed.load_run import Side
 from eval_gates.speed.report import SpeedGateResult
 from eval_gates.statistics.effect import Effect
 from pipeline.stages.attempts import History, Trial
-from pipeline.stages.verdict import AnyGate, JudgeResult
+from pipeline.stages.verdict import JUDGE, AnyGate, JudgeResult
 from prepare.errors import StoreError, UsageError
 from prepare.record import Record
 from prepare.store import RUN_RECORD, RunFolders, Store, is_alive
@@ -283,7 +283,7 @@ class RunReport(Record):
         return {
             stage.variant: str(stage.key)
             for stage in self.stages
-            if stage.stage == "judge" and stage.status in ("ran", "reused")
+            if stage.stage == JUDGE.name and stage.status in ("ran", "reused")
         }
 
 

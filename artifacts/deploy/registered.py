@@ -16,7 +16,7 @@ from artifacts.evidence.signing import check_with_key
 from artifacts.evidence.verify import check_bundle, read_verdict
 from artifacts.promotion import VERSIONS, evidence_tags
 from artifacts.push import fetch
-from artifacts.registry import MANIFEST_TAG, Registry, Version
+from artifacts.registry import MANIFEST_TAG, RUN_TAG, Registry, Version
 from pipeline.environments.settings import Settings
 from pipeline.stages.evidence import Evidence
 from prepare.digest import FileDigests, digest_file
@@ -168,7 +168,7 @@ def check_files(
     registered = version.tags.get(MANIFEST_TAG)
     bundle = folder / BUNDLE
     if registered is None or not (bundle / MANIFEST).is_file():
-        promote = own_command("promote", version.tags.get("prepare.run") or "RUN")
+        promote = own_command("promote", version.tags.get(RUN_TAG) or "RUN")
         raise RegistryError(
             "the version has no digest to check its files by, or no evidence next to its weights",
             where=f"{bundle / MANIFEST}, and tag {MANIFEST_TAG}",

@@ -54,7 +54,7 @@ def read_stages(evidence: Evidence, problems: list[str], *, is_bundle: bool) -> 
     is_complete = True
     seen = set[str]()
     judge = evidence.judge.record.as_reference()
-    pending: list[tuple[str, StageReference, str | None, int]] = [("judge", judge, None, 0)]
+    pending: list[tuple[str, StageReference, str | None, int]] = [(JUDGE.name, judge, None, 0)]
     for role, reference, digest, depth in pending:
         place = place_of(reference)
         is_needed = depth < 2 or is_bundle

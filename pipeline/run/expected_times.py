@@ -15,6 +15,7 @@ from pipeline.stages.evaluate import is_answered
 from pipeline.stages.quantize import QUANTIZE
 from pipeline.stages.sanity import SanityResult
 from pipeline.stages.speed import SpeedParameters
+from pipeline.stages.verdict import JUDGE
 from prepare.errors import PrepareError
 from prepare.hardware import Hardware
 from prepare.record import Record
@@ -65,7 +66,7 @@ def assume_whole_run(choices: Choice, parameters: int) -> Iterator[Expected]:
     accelerator = choices.profile.accelerator
     arms = 1 + len(choices.recipes)
     policy = choices.policy
-    names = ["judge"] * len(choices.recipes)
+    names = [JUDGE.name] * len(choices.recipes)
     for recipe in choices.recipes:
         names += [_label_of_quantizing(recipe.quantization), "check_weights"]
     names += ["serve", "sanity"] * arms
