@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[3]
 PRODUCT = ("prepare/", "pipeline/", "recipes/", "eval_gates/", "artifacts/")
 # What only a real worker, server or terminal executes.
 PRETENDED = {
-    *("pipeline/cli/model.py", "pipeline/serving/server.py", "prepare/worker_protocol.py"),
+    *("pipeline/cli/main.py", "pipeline/cli/model.py", "pipeline/cli/options.py"),
+    *("pipeline/cli/ci.py", "pipeline/serving/server.py", "prepare/worker_protocol.py"),
     *("pipeline/stages/quantize.py", "pipeline/stages/check_weights.py"),
     *("pipeline/stages/sanity.py", "pipeline/stages/questions.py"),
     *("recipes/quantizers/model_free_worker.py", "recipes/weights/stored_formats.py"),
