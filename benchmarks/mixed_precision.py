@@ -13,8 +13,7 @@ more bytes:
     random   ten orders, filled to the same bytes
 
 Prints one JSON line. Exits with 1 if the chosen sets lose more than the edges or than the mean of
-the random ones, at either size, which is so on the demo model: the edges lose less. It takes
-about 35 minutes of CPU time.
+the random ones, at either size. It takes about 35 minutes of CPU time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Rungs between 4 and 8 bits: which modules get 8 bits again, within a share of more bytes.
 
 `--recipe awq-w4a16+5` means `awq-w4a16` with 5 % more bytes. Sets of modules that the engine fuses
-are given back where rounding to 4 bits leaves the least signal over noise (SQNR). The choice within
-the bytes is a knapsack. No text, gradient or forward pass is needed.
+are given back where rounding to 4 bits leaves the least signal over noise (SQNR), outer layers
+before inner ones. The choice within the bytes is a knapsack. No text, gradient or forward pass is
+needed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,10 @@ UNITS = 20_000
 """Parts of the bytes that may be spent; each set takes whole parts."""
 PARTS_OF_COST = 10**6
 """Costs are integers, so that another CPU's last bits do not change the choice."""
+OUTERMOST = 4.0
+"""What the noise of the first and the last layer counts, where that of the middle ones counts 1."""
+LAYERS_OUTSIDE = 2.0
+"""Layers from the outside inwards, over which that falls to 1/e."""
 FP8_CAPABILITY = 8.9
 """Compute capability of the first GPU that multiplies in FP8."""
 
@@ -81,7 +86,7 @@ class FusedSet:
     pattern: str
     modules: tuple[str, ...]
     more_bytes: int  # in the format that is given back
-    noise: float  # that it removes: as a share of the weights' energy, times their number
+    noise: float  # that it removes, as a share of the weights' energy; more in outer layers
 
     @property
     def place(self) -> tuple[str, int]:
@@ -237,7 +242,11 @@ def measure_sets(
     scheme: EightBits,
     progress: Progress,
 ) -> list[FusedSet]:
-    """Measure each set of modules in the recipe's main format, in the checkpoint's order."""
+    """Measure each set of modules in the recipe's main format, in the checkpoint's order.
+
+    All sets write to one residual stream after normalized inputs, so that a large set's relative
+    noise counts as a small one's.
+    """
     quantization = recipe.quantization
     last = len(quantization.parts) - 1
     by_pattern: dict[str, list[VariantTensor]] = {}
@@ -258,7 +267,19 @@ def measure_sets(
     for number, (pattern, members) in enumerate(by_pattern.items(), start=1):
         measured.append(_measure(pattern, members, places, scheme))
         progress.advance(f"noise of {recipe.name}", number, len(by_pattern), "sets of modules")
-    return measured
+    last_layer = max((one.place[1] for one in measured), default=0)
+    return [
+        replace(one, noise=one.noise * weight_of_layer(one.place[1], last_layer))
+        for one in measured
+    ]
+
+
+def weight_of_layer(layer: int, last: int) -> float:
+    """Return what a layer's noise counts: the most at both ends; 1 outside of layers (-1)."""
+    if layer < 0:
+        return 1.0
+    from_outside = min(layer, last - layer)
+    return 1 + (OUTERMOST - 1) * math.exp(-from_outside / LAYERS_OUTSIDE)
 
 
 def _measure(
@@ -271,7 +292,6 @@ def _measure(
     eight = SCHEMES[scheme].form
     signal = removed = 0.0
     more = 0
-    number = 0
     for member in members:
         assert member.form is not None
         rows = read_rows(*places[member.name], member.name, -(-ROWS_OF_SET // len(members)))
@@ -280,10 +300,9 @@ def _measure(
         share = member.tensor.shape[0] / len(rows)
         signal += share * energy
         removed += share * (noise - energies(rows, eight)[1])
-        number += member.tensor.elements
         more += eight.matrix_bytes(*member.tensor.shape) - member.bytes
     modules = tuple(member.name.removesuffix(WEIGHT) for member in members)
-    noise = number * removed / signal if signal else 0.0
+    noise = removed / signal if signal else 0.0
     return FusedSet(pattern, modules, more, noise if np.isfinite(noise) else 0.0)
 
 

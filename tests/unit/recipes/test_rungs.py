@@ -34,6 +34,8 @@ SHAPES = {
     "mlp.up_proj": (2 * WIDTH, WIDTH),
     "mlp.down_proj": (WIDTH, 2 * WIDTH),
 }
+SMALL = {"self_attn.o_proj": (WIDTH, WIDTH), "mlp.down_proj": (WIDTH, WIDTH)}
+LARGE = {"mlp.up_proj": (16 * WIDTH, WIDTH)}
 NOISY = ("model.layers.1.self_attn.k_proj", "model.layers.0.mlp.down_proj")
 
 
@@ -120,6 +122,23 @@ def test_the_noisiest_sets_are_given_back_within_the_bytes(
     assert recipe.name == f"{name}-plus-50"
     assert recipe.minimum_compute_capability == (8.9 if scheme == "FP8_DYNAMIC" else 7.5)
     assert given(checkpoint, "50", name, scheme) == (recipe, chosen)  # each time the same
+
+
+@pytest.mark.parametrize(("percent", "layers"), [("20", {0, 8}), ("40", {0, 1, 7, 8})])
+def test_outer_layers_come_before_inner_ones_of_as_much_noise(
+    tmp_path: Path, percent: str, layers: set[int]
+) -> None:
+    checkpoint = written(tmp_path, layers=9, shapes={"self_attn.o_proj": (WIDTH, WIDTH)})
+    _, chosen = given(checkpoint, percent)
+    assert {one.place[1] for one in chosen.sets} == layers
+
+
+def test_small_sets_come_before_a_large_one_of_as_much_relative_noise(tmp_path: Path) -> None:
+    checkpoint = written(tmp_path, layers=1, shapes={**SMALL, **LARGE})
+    _, chosen = given(checkpoint, "75")
+    assert chosen.budget >= 32_000  # the large one takes no more
+    names = [name for one in chosen.sets for name in one.modules]
+    assert names == [f"model.layers.0.{name}" for name in SMALL]
 
 
 def test_the_measure_is_shown(tmp_path: Path) -> None:
