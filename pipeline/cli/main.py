@@ -125,7 +125,10 @@ def report_error(error: BaseException) -> int:
         return error.exit_code
     if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's own errors
         error.show()
-        if getattr(error, "option_name", "") == "--alias":  # `prepare model` has none
+        context = getattr(error, "ctx", None)
+        command = context.info_name if context is not None else ""
+        is_unknown = type(error).__name__ == "NoSuchOption"
+        if command == "model" and is_unknown and getattr(error, "option_name", "") == "--alias":
             print(f"hint: {ALIAS_HINT}", file=sys.stderr)
         return int(error.exit_code)
     import tempfile

@@ -18,7 +18,7 @@ from pipeline.plan.plan import Plan, PlanProgress
 from pipeline.plan.rungs import with_rungs, write_rungs
 from pipeline.preflight.gpu_fit import spread_over_gpus
 from pipeline.preflight.survey import check_early, check_fitted, refuse, survey
-from pipeline.run.copies import JoinedRun, check_plan, join_run, write_request
+from pipeline.run.copies import JoinedRun, check_plan, copy_index, join_run, write_request
 from pipeline.run.expected_times import expected_run
 from pipeline.run.loop import finish_plan
 from pipeline.run.run import Run
@@ -52,9 +52,12 @@ def run_model(
     PrepareError: the request is invalid, so there is no run. KeyboardInterrupt: after servers are
     stopped and run.json is closed.
     """
+    # A store or a copy's number that cannot be used is refused before there is a run.
+    store = settings.open_store()
+    copy_index()
     joined = JoinedRun(request)
     if run_id is not None:
-        joined = join_run(request, run_id, settings.open_store(), retry=retry)
+        joined = join_run(request, run_id, store, retry=retry)
     if joined.ended is not None:
         return joined.ended
     if joined.index:  # it promotes nothing

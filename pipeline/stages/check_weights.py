@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from prepare.errors import EvidenceError, VerificationError
 from prepare.record import Record
 from prepare.stage import Stage, StageReference, WorkerRuntime
 from recipes.checkpoints.checkpoint import CheckpointFolder, read_folder
-from recipes.checkpoints.module_kind import is_quantizable, is_tied
+from recipes.checkpoints.module_kind import WEIGHT, is_head, is_quantizable, is_tied
 from recipes.checkpoints.weight_files import digest_auxiliary_files, read_json, weight_files
 from recipes.quantization import AnyQuantization, Quantization
 from recipes.quantizers.adopted import AdoptedQuantization
@@ -37,7 +37,7 @@ from recipes.weights.auxiliary_files import (
     check_only_safetensors,
 )
 from recipes.weights.layouts import NotComparableError, has_numbers
-from recipes.weights.stored_formats import stored_formats
+from recipes.weights.stored_formats import StoredFormats, stored_formats
 
 
 class CheckWeightsParameters(Record):
@@ -251,30 +251,40 @@ def account_made(source: Path, variant: Path, recipe: Quantization) -> WeightCom
             f"{recipe.kv_cache_strategy or 'none'}",
             where=f"{where}.kv_cache_scheme",
         )
-    comparison = account(
-        open_folder(source),
-        open_folder(variant),
+    tensors = open_folder(source)
+    stored = open_folder(variant)
+    is_head_tied = is_tied(read_json(source / "config.json"))
+    modules = [
+        name.removesuffix(WEIGHT)
+        for name, tensor in tensors.tensors.items()
+        if is_quantizable(name, tensor, recipe.ignore)
+        and not (is_head_tied and is_head(name) and name not in stored.tensors)
+    ]
+    # Before tensors: another format has other tensors, and is their cause.
+    check_formats(formats, modules, recipe)
+    return account(
+        tensors,
+        stored,
         formats.of_quantized,
         lambda name, tensor: is_quantizable(name, tensor, recipe.ignore),
-        tied=is_tied(read_json(source / "config.json")),
+        tied=is_head_tied,
         kv_scales=scales is not None,
         rescaled=recipe.rounding == "rescaled",
         rounds=not recipe.keeps_types,
     )
-    check_formats(comparison, recipe, where)
-    return comparison
 
 
-def check_formats(comparison: WeightComparison, recipe: Quantization, where: str) -> None:
-    """Raise VerificationError unless the layers' formats are the recipe's."""
-    for module, form in comparison.layers.items():
+def check_formats(formats: StoredFormats, modules: Iterable[str], recipe: Quantization) -> None:
+    """Raise VerificationError unless the formats of the modules are the recipe's."""
+    for module in modules:
+        form = formats.of(module)
         wanted = recipe.for_module(module).weight_formats
         # The quantizer may reorder columns for any recipe with groups.
-        if replace(form, reordered=False) not in wanted:
+        if form is None or replace(form, reordered=False) not in wanted:
             raise VerificationError(
                 f"config.json has the weight format '{form}' for '{module}', "
                 f"and the recipe requires '{' or '.join(map(str, wanted))}'",
-                where=where,
+                where=formats.where,
                 hint="quantize again; if it happens again, the quantizer's version differs",
             )
 

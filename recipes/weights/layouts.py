@@ -103,7 +103,7 @@ def _eight_bits(form: WeightFormat, rows: int, columns: int) -> list[Part]:
 
 
 def _packed(form: WeightFormat, rows: int, columns: int) -> list[Part]:
-    groups = form.scale_shape(rows, columns)[1]
+    groups = form.scale_shape(rows, columns)[-1]  # 1 of a matrix with one scale
     zeros = ("weight_zero_point", ("I32",), ((_words(form, rows), groups),))
     return [
         ("weight_packed", ("I32",), ((rows, _words(form, columns)),)),

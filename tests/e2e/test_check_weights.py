@@ -480,6 +480,33 @@ class TestFiles:
         assert "config.json has the weight format" in error.message
         assert "and the recipe requires" in error.message
 
+    @pytest.mark.parametrize(
+        ("kind", "changed"),
+        [
+            ("awq", {"strategy": "tensor"}),
+            ("awq", {"num_bits": 8}),
+            ("gptq", {"group_size": 7}),
+            ("fp8-dynamic", {"format": "pack-quantized"}),
+            ("fp8-dynamic", {"format": "foo"}),
+        ],
+    )
+    def test_config_describes_another_format_than_the_tensors(
+        self, verification: Verification, kind: str, changed: dict[str, Any]
+    ) -> None:
+        verification.write(kind)
+        config = json.loads((verification.variant / "config.json").read_text())
+        described = config["quantization_config"]
+        for group in described["config_groups"].values():
+            if "format" in changed:
+                group.pop("format", None)
+                described.update(changed)
+            else:
+                group["weights"].update(changed)
+        change_config(verification.variant, quantization_config=described)
+        error = verification.fault()
+        assert "and the recipe requires" in error.message
+        assert "key quantization_config" in error.where
+
     @pytest.mark.parametrize("name", ["pytorch_model.bin", "optimizer.pt", "x.pkl", "x.gguf"])
     def test_other_weights(self, one: Verification, name: str) -> None:
         (one.variant / name).write_bytes(b"")

@@ -104,6 +104,12 @@ def test_a_wrong_command_line_is_2(tmp_path: Path, arguments: tuple[str, ...], w
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_missing_alias_is_no_unknown_option(tmp_path: Path) -> None:
+    done = prepare(tmp_path, "promote", "some-run", "--alias")
+    assert done.returncode == 2
+    assert "promotion.alias" not in done.stderr
+
+
 def test_an_unexpected_error_is_3_and_its_traceback_is_in_a_file(tmp_path: Path) -> None:
     folder = RunFolders(Store(tmp_path / "store")).make("20261121-100000-000001")
     (folder / RUN_RECORD).write_text(run_report().model_dump_json())

@@ -18,7 +18,7 @@ from artifacts.registry import Registry
 from pipeline.cli.tables import last_lines
 from pipeline.plan.plan import Arm
 from pipeline.stages.verdict import exit_code_of
-from prepare.errors import ExitCode
+from prepare.errors import ExitCode, UsageError
 from prepare.file_locks import this_process
 
 
@@ -154,6 +154,15 @@ def test_a_further_copy_leaves_the_outcome_to_the_main_one(
     assert "promoted" not in last_lines(report)[0]
     assert last_lines(report)[0].endswith("Next: prepare runs nightly")
     assert not (tmp_path / "store" / "registry.db").exists()
+
+
+def test_a_wrong_number_of_a_copy_is_refused_before_there_is_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREPARE_COPY", "first")
+    with pytest.raises(UsageError, match="no number of a copy"):
+        run_of(tmp_path, monkeypatch, one_passes())
+    assert not list((tmp_path / "store").glob("runs/*"))
 
 
 def test_a_registry_that_would_refuse_is_told_before_the_work(
