@@ -70,7 +70,9 @@ def print_outcome(outcome: RecheckOutcome) -> None:
         )
         return
     if not outcome.runs:
-        print(f"{name}: the verdict stands: nothing changed")
+        judged = outcome.past.bundle.variant.verdict
+        on_record = "" if judged == "pass" else f" on record, '{judged}',"
+        print(f"{name}: the verdict{on_record} stands: nothing changed")
         return
     if outcome.changed:
         rows = [[change.member, change.then, change.now] for change in outcome.changed]

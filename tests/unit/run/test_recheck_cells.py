@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,6 +74,20 @@ def test_an_engine_that_favours_the_source(site: Machine, promoted: FakeRun) -> 
     outcome = site.recheck(source=str(promoted.checkpoint.path))
     assert (outcome.to_dict()["cell"], outcome.exit_code) == ("quantization", 4)
     assert outcome.stands is False
+
+
+def test_a_verdict_that_was_no_pass_is_named(
+    site: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A version that was promoted in spite of it was said to stand."""
+    outcome = site.recheck()
+    print_outcome(outcome)
+    assert "the verdict stands: nothing changed" in capsys.readouterr().out
+    bundle = outcome.past.bundle
+    variant = bundle.variant.model_copy(update={"verdict": "undecided"})
+    past = replace(outcome.past, bundle=bundle.model_copy(update={"variants": (variant,)}))
+    print_outcome(replace(outcome, past=past))
+    assert "the verdict on record, 'undecided', stands" in capsys.readouterr().out
 
 
 class TestAgainstTheSource:
