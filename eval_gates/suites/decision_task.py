@@ -59,7 +59,7 @@ class KindGate(ConfigModel):
     margins: dict[Family, Annotated[float, Field(ge=1e-9, lt=1)]] = Field(
         min_length=1,
         description="largest acceptable loss by recipe family, as a share of the turns that it is "
-        "about; 0.05 is five of a hundred",
+        "about, averaged by session; 0.05 is five of a hundred",
     )
     tier: Tier = "supporting"
     sessions: float = Field(
