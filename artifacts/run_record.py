@@ -18,9 +18,8 @@ from artifacts.requests import (
     TuneRequest,
 )
 from eval_gates.engine_metrics import SpecDecodeStats
-from eval_gates.gate_result import Verdict, not_shown
+from eval_gates.gate_result import Side, Verdict, not_shown
 from eval_gates.quality_result import QualityResult
-from eval_gates.speed.load_run import Side
 from eval_gates.speed.report import SpeedGateResult
 from eval_gates.statistics.effect import Effect
 from pipeline.stages.attempts import History, Trial

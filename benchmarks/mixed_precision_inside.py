@@ -41,6 +41,7 @@ def calibrated_model(asked: dict[str, Any]) -> tuple[Any, list[list[int]]]:
 
     from recipes.quantizers import llm_compressor_worker as worker
     from recipes.quantizers.calibration import calibration_blocks
+    from recipes.quantizers.llm_compressor import leave_memory_unpinned
     from recipes.quantizers.modifiers import modifiers
 
     class Quiet:
@@ -61,7 +62,7 @@ def calibrated_model(asked: dict[str, Any]) -> tuple[Any, list[list[int]]]:
     blocks = calibration_blocks(few, asked["texts"], tokenizer, Quiet())
     seen = blocks[:CALIBRATED]
     unseen = blocks[CALIBRATED : CALIBRATED + asked["blocks"]]
-    worker.leave_memory_unpinned()
+    leave_memory_unpinned()
     set_seed(few["seed"])
     model = wide_model(asked["checkpoint"])
     spec = {"quantization": quantization, "group_sizes": [128, 64, 32]}

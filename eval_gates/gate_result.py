@@ -11,6 +11,7 @@ from prepare.record import ForeignText, Record
 from recipes.config_model import Tier
 
 Verdict = Literal["pass", "fail", "undecided"]
+Side = Literal["baseline", "candidate"]
 SCORE: Literal["score"] = "score"
 POINTS: Literal["points"] = "points"
 RATIO: Literal["ratio"] = "ratio"

@@ -13,10 +13,9 @@ from typing import Any
 
 from eval_gates.clusters import group_by_cluster, means
 from eval_gates.depth import report_depths
-from eval_gates.gate_result import SCORE, Verdict
+from eval_gates.gate_result import SCORE, Side, Verdict
 from eval_gates.quality_result import AnswerLengths, NatsLost, NoiseFloor, QualityResult
 from eval_gates.rows import Answer
-from eval_gates.speed.load_run import Side
 from eval_gates.statistics.assay_sensitivity import (
     ChanceKind,
     SensitivityCheck,

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from eval_gates.gate_result import Side
 from prepare.errors import StoreError, raise_as
 from prepare.private_files import write_atomically
 from prepare.record import Record
@@ -26,7 +27,6 @@ MAX_REQUESTS = 50_000  # of one load: six values each, within the limit of a rec
 MIN_LOAD_WAVES = 10  # at a fixed concurrency: eight count; the first and the last are cut off
 LENGTH_FACTOR = 1.2  # such loads are sized by a short one, and should not come out too short
 
-Side = Literal["baseline", "candidate"]
 Seconds = Annotated[float, Field(ge=0, le=1e7)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Text = Annotated[str, Field(max_length=300)]

@@ -10,8 +10,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from eval_gates.gate_result import RATIO, GateResult, Verdict
-from eval_gates.speed.load_run import LoadRun, Side
+from eval_gates.gate_result import RATIO, GateResult, Side, Verdict
+from eval_gates.speed.load_run import LoadRun
 from eval_gates.speed.rules import Fault, SpeedFinding, SpeedRule, StartCount, StartCounts
 from eval_gates.speed.schedule import Starts
 from eval_gates.speed.steady_state import NoSteadyStateError, output_rate, percentiles

@@ -40,7 +40,6 @@ from prepare.interruption import interrupt_on_signals, is_interruption
 from prepare.redaction import redact
 
 WIDEST_HELP = 160  # columns, on a terminal that has them
-ALIAS_HINT = "a run's alias is its policy's key promotion.alias; `prepare promote` takes --alias"
 
 app = typer.Typer(
     name="prepare",
@@ -125,11 +124,6 @@ def report_error(error: BaseException) -> int:
         return error.exit_code
     if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's own errors
         error.show()
-        context = getattr(error, "ctx", None)
-        command = context.info_name if context is not None else ""
-        is_unknown = type(error).__name__ == "NoSuchOption"
-        if command == "model" and is_unknown and getattr(error, "option_name", "") == "--alias":
-            print(f"hint: {ALIAS_HINT}", file=sys.stderr)
         return int(error.exit_code)
     import tempfile
     import traceback

@@ -21,7 +21,7 @@ from artifacts.evidence.verify import check_run
 from artifacts.registry import Registry
 from artifacts.run_record import RunReport, find_run
 from eval_gates.clusters import group_by_cluster
-from eval_gates.speed.load_run import Side
+from eval_gates.gate_result import Side
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.environments.definition import SUITE_ASKER
 from pipeline.environments.settings import Settings

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ from prepare.errors import EvidenceError, VerificationError
 from prepare.record import Record
 from prepare.stage import Stage, StageReference, WorkerRuntime
 from recipes.checkpoints.checkpoint import CheckpointFolder, read_folder
-from recipes.checkpoints.module_kind import WEIGHT, is_head, is_quantizable, is_tied
+from recipes.checkpoints.module_kind import is_quantizable, is_tied
 from recipes.checkpoints.weight_files import digest_auxiliary_files, read_json, weight_files
 from recipes.quantization import AnyQuantization, Quantization
 from recipes.quantizers.adopted import AdoptedQuantization
-from recipes.weight_format import PLAIN
+from recipes.weight_format import PLAIN, WeightFormat
 from recipes.weights.accounting import WeightComparison, account, open_folder
 from recipes.weights.adopted import account_adopted
 from recipes.weights.auxiliary_files import (
@@ -251,42 +251,31 @@ def account_made(source: Path, variant: Path, recipe: Quantization) -> WeightCom
             f"{recipe.kv_cache_strategy or 'none'}",
             where=f"{where}.kv_cache_scheme",
         )
-    tensors = open_folder(source)
-    stored = open_folder(variant)
-    is_head_tied = is_tied(read_json(source / "config.json"))
-    modules = [
-        name.removesuffix(WEIGHT)
-        for name, tensor in tensors.tensors.items()
-        if is_quantizable(name, tensor, recipe.ignore)
-        and not (is_head_tied and is_head(name) and name not in stored.tensors)
-    ]
-    # Before tensors: another format has other tensors, and is their cause.
-    check_formats(formats, modules, recipe)
     return account(
-        tensors,
-        stored,
-        formats.of_quantized,
+        open_folder(source),
+        open_folder(variant),
+        lambda module: required_format(formats, module, recipe),
         lambda name, tensor: is_quantizable(name, tensor, recipe.ignore),
-        tied=is_head_tied,
+        tied=is_tied(read_json(source / "config.json")),
         kv_scales=scales is not None,
         rescaled=recipe.rounding == "rescaled",
         rounds=not recipe.keeps_types,
     )
 
 
-def check_formats(formats: StoredFormats, modules: Iterable[str], recipe: Quantization) -> None:
-    """Raise VerificationError unless the formats of the modules are the recipe's."""
-    for module in modules:
-        form = formats.of(module)
-        wanted = recipe.for_module(module).weight_formats
-        # The quantizer may reorder columns for any recipe with groups.
-        if form is None or replace(form, reordered=False) not in wanted:
-            raise VerificationError(
-                f"config.json has the weight format '{form}' for '{module}', "
-                f"and the recipe requires '{' or '.join(map(str, wanted))}'",
-                where=formats.where,
-                hint="quantize again; if it happens again, the quantizer's version differs",
-            )
+def required_format(formats: StoredFormats, module: str, recipe: Quantization) -> WeightFormat:
+    """Return the module's stored format; VerificationError unless it is the recipe's."""
+    form = formats.of(module)
+    wanted = recipe.for_module(module).weight_formats
+    # The quantizer may reorder columns for any recipe with groups.
+    if form is None or replace(form, reordered=False) not in wanted:
+        raise VerificationError(
+            f"config.json has the weight format '{form}' for '{module}', "
+            f"and the recipe requires '{' or '.join(map(str, wanted))}'",
+            where=formats.where,
+            hint="quantize again; if it happens again, the quantizer's version differs",
+        )
+    return form
 
 
 def weights_size(folder: Path) -> int:

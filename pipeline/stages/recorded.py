@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import Field
 
-from eval_gates.speed.load_run import Side
+from eval_gates.gate_result import Side
 from pipeline.serving.served_model import ServedModel, ServerInfo
 from pipeline.stages import FIRST_TEXTS, answers_role
 from pipeline.stages.context import StageContext

@@ -93,7 +93,6 @@ def test_every_command_explains_itself_with_an_example(words: str) -> None:
         ((), "Usage:"),
         (("nonsense",), "No such command 'nonsense'"),
         (("model", "x", "--nonsense"), "No such option: --nonsense"),
-        (("model", "x", "--alias", "prod"), "its policy's key promotion.alias"),
     ],
 )
 def test_a_wrong_command_line_is_2(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
@@ -102,12 +101,6 @@ def test_a_wrong_command_line_is_2(tmp_path: Path, arguments: tuple[str, ...], w
     assert words in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_alias_is_no_unknown_option(tmp_path: Path) -> None:
-    done = prepare(tmp_path, "promote", "some-run", "--alias")
-    assert done.returncode == 2
-    assert "promotion.alias" not in done.stderr
 
 
 def test_an_unexpected_error_is_3_and_its_traceback_is_in_a_file(tmp_path: Path) -> None:

@@ -235,8 +235,8 @@ def test_what_a_line_does_not_offer_or_did_not_ask_is_told() -> None:
     places = [remark.split(":")[0] for remark in remarks]
     assert places == [f"logs.jsonl, line 1, message {number}" for number in (1, 2, 4)]
     # Reports have the remarks, and logs are private.
-    (called,) = {call["function"]["name"] for call in row["messages"][1]["tool_calls"]}
-    assert not any(name in remark for remark in remarks for name in (called, "nobody's"))
+    (tool,) = {call["function"]["name"] for call in row["messages"][1]["tool_calls"]}
+    assert not any(name in remark for remark in remarks for name in (tool, "nobody's"))
 
 
 def test_parallel_calls_stay_together() -> None:
