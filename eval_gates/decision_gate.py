@@ -97,16 +97,16 @@ def _judge(
     baseline: Answers,
     candidate: Answers,
 ) -> DecisionResult:
-    group = f"{gate.tools} tools" if gate.tools is not None else None
     sides = [
-        [row for row in rows if (not kind or keeps(kind) in row.own) and group in (None, row.group)]
+        [row for row in rows if row.group == gate.group and (not kind or keeps(kind) in row.own)]
         for rows in (baseline, candidate)
     ]
     if [row.id for row in sides[0]] != [row.id for row in sides[1]]:
         raise ValueError(f"{suite}: the sides were compared with different references")
     before, after = (_by_session(rows, kind) for rows in sides)
-    differences = [new - old for new, old in zip(after, before, strict=True)]
-    kept = [round(sum(_value(row, kind) for row in rows)) for rows in sides]
+    differences = [changed - own for changed, own in zip(after, before, strict=True)]
+    old, new = ([_value(row, kind) for row in rows] for rows in sides)
+    kept = [round(sum(values)) for values in (old, new)]
     n = len(differences)
     about = KINDS[kind] if kind else "turns in which the arm decides as the baseline"
     least = min_identical_values(margin, alpha)
@@ -123,7 +123,8 @@ def _judge(
         sessions = group_by_cluster(sides[0])
         # By kind, what an empty answer keeps is no loss: another gate sees it.
         empty = 0.0 if kind else [sum(row.empty or 0.0 for row in s) / len(s) for s in sessions]
-        sensitivity = check_sensitivity("empty", before, empty, Comparison.points(margin))
+        comparison = Comparison.points(margin)
+        sensitivity = check_sensitivity("empty", before, empty, comparison)
         p = max(p_value(differences, -margin, lowest=-1.0), sensitivity.p_insensitive)
         shown = f"{kept[1]:,} of {len(sides[1]):,}, the baseline itself {kept[0]:,}"
         why = f"{shown}; the loss may be as large as {-100 * lower:.1f} points"
@@ -132,6 +133,12 @@ def _judge(
             why = f"{shown}; the loss is at least {-100 * upper:.1f} points"
         elif sensitivity.p_insensitive > alpha:
             why += "; the gate is insensitive: a variant that keeps none of them could pass"
+        elif lower > -margin and comparison.is_lost_by_question(old, new):
+            why = (
+                f"{shown}; by session the loss is at most {max(0.0, -100 * lower):.1f} points, but "
+                "of all turns, each counted once, as much as the margin is lost: long sessions "
+                "lose more than short ones"
+            )
         elif lower > -margin:
             verdict = "pass"
             why = f"{shown}; the loss is at most {max(0.0, -100 * lower):.1f} points"

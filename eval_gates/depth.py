@@ -17,7 +17,7 @@ from eval_gates.gate_result import SCORE, GateResult, Verdict, format_percent
 from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import check_sensitivities, insensitive_checks
 from eval_gates.statistics.bound import mean_bounds, p_value
-from eval_gates.statistics.comparison import Comparison
+from eval_gates.statistics.comparison import LOST_IN_LARGE_CLUSTERS, Comparison
 from eval_gates.stopping import GateRule
 from prepare.record import Record
 from recipes.policy import Suite
@@ -136,7 +136,9 @@ def judge_depth(
         )
     scores = [means(rows, "score") for rows in (before, after)]
     unit = "clusters" if suite.cluster_by else "questions"
-    return DepthResult(**told, **_compare(scores[0], scores[1], rule, before, guessing, unit))
+    return DepthResult(
+        **told, **_compare(scores[0], scores[1], rule, before, after, guessing, unit)
+    )
 
 
 def _compare(
@@ -144,6 +146,7 @@ def _compare(
     after: Sequence[float],
     rule: GateRule,
     baseline: Answers,
+    candidate: Answers,
     guessing: float,
     unit: str,
 ) -> dict[str, Any]:
@@ -158,6 +161,10 @@ def _compare(
     mean_before = sum(before) / count
     mean_after = sum(after) / count
     verdict, words = _decide(bounds.lower, bounds.upper, comparison, is_sensitive)
+    old, new = ([row.score for row in rows] for rows in (baseline, candidate))
+    if verdict == "pass" and comparison.is_lost_by_question(old, new):
+        verdict = "undecided"
+        words = f"inside {comparison.words}, but {LOST_IN_LARGE_CLUSTERS}"
     change = mean_bounds([a - b for a, b in zip(after, before, strict=True)], rule.alpha)
     return {
         "n": count,

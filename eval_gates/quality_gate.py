@@ -23,12 +23,24 @@ from eval_gates.statistics.assay_sensitivity import (
     insensitive_checks,
 )
 from eval_gates.statistics.bound import mean_bounds
+from eval_gates.statistics.comparison import LOST_IN_LARGE_CLUSTERS
 from eval_gates.statistics.looks import Finding, min_unchanged_values
 from eval_gates.stopping import GateRule, look_at
 from eval_gates.suites.suite_kind import kind_of
 from recipes.policy import AnySuite
+from recipes.schema import Family
 
 Answers = Sequence[Answer]
+
+
+def gate_rule_of(suite: AnySuite, family: Family, alpha: float) -> GateRule:
+    """Return the rule of a policy's suite."""
+    return GateRule(
+        tier=suite.tier,
+        margin=suite.margins[family],
+        alpha=alpha,
+        group=kind_of(suite).judged_group,
+    )
 
 
 def judge_quality(
@@ -56,6 +68,10 @@ def judge_quality(
         raise ValueError(f"{name}: the answers were not scored against other questions")
     whole = (baseline[: len(candidate)], candidate)
     check_paired(name, *whole)
+    baseline = rule.counted(baseline)
+    candidate = rule.counted(candidate)
+    if not candidate:
+        raise ValueError(f"{name}: no answer is of the group '{rule.group}'")
     checks = check_sensitivities(baseline, guessing, rule.comparison)
     finding = find_difference(name, rule, baseline, candidate, checks)
     n = finding.n
@@ -76,6 +92,9 @@ def judge_quality(
         shuffled_score=0.0 if after[0].unrelated is None else mean_of(after, "unrelated"),
         cut_off=0.0 if lengths is None or kind.reads_cut_off else lengths.truncated,
         max_gain=suite.max_gain,
+        is_lost_by_question=rule.comparison.is_lost_by_question(
+            [row.score for row in before], [row.score for row in after]
+        ),
         unit="clusters" if suite.cluster_by else "questions",
     )
     judged = judge_scores(finding, scores)
@@ -241,6 +260,7 @@ class Scores:
     shuffled_score: float = 0.0
     cut_off: float = 0.0  # share of the baseline's answers that say little, as they were cut off
     max_gain: float | None = None  # largest plausible one; None: as much as may be lost
+    is_lost_by_question: bool = False  # too much of the score, with each question counted once
     unit: str = "questions"  # of the values: questions or clusters
 
 
@@ -256,9 +276,10 @@ class QualityVerdict:
 def judge_scores(finding: Finding, scores: Scores) -> QualityVerdict:
     """Return the verdict that a finding allows.
 
-    `pass` needs a sensitive gate, and answers that fit their own questions better than others. A
-    shown gain above the margin does not pass: quantization does not improve a model, so the sides
-    were asked differently. Nor do answers to a baseline that was cut off: their loss is unseen.
+    `pass` needs a sensitive gate, answers that fit their own questions better than others, and no
+    loss beyond the margin with each question counted once. A shown gain above the margin does not
+    pass: quantization does not improve a model, so the sides were asked differently. Nor do answers
+    to a baseline that was cut off: their loss is unseen.
     """
     values = (finding.lower, finding.upper, scores.baseline, scores.candidate)
     if not all(math.isfinite(value) for value in values):
@@ -297,6 +318,9 @@ def judge_scores(finding: Finding, scores: Scores) -> QualityVerdict:
             f" {MAX_CUT_OFF:.0%} may be: what they would have scored is not known; raise"
             " 'max_tokens' of the suite"
         )
+    elif finding.state == "pass" and scores.is_lost_by_question:
+        inside = _describe(finding, f"inside {comparison.words}", unit)
+        reason = f"{inside}, but {LOST_IN_LARGE_CLUSTERS}"
     elif finding.state == "pass":
         verdict = "pass"
         reason = _describe(finding, f"inside {comparison.words}", unit)

@@ -19,8 +19,7 @@ from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import Finding, find, planned_looks
 from prepare.record import Record
 from recipes.config_model import Tier
-from recipes.policy import AnySuite, Margin
-from recipes.schema import Family
+from recipes.policy import Margin
 
 Answers = Sequence[Answer]
 BATCH = 64
@@ -33,10 +32,17 @@ class GateRule(Record):
     tier: Tier
     margin: Margin
     alpha: float = Field(description="level: the policy's alpha over the variants")
+    group: str | None = Field(None, description="of questions that it counts; None: all")
 
     @property
     def comparison(self) -> Comparison:
         return comparison_of(self.margin)
+
+    def counted(self, rows: Answers) -> Answers:
+        """Return the answers that the gate counts: others are of a suite's further gates."""
+        if self.group is None:
+            return rows
+        return [row for row in rows if row.group == self.group]
 
 
 def look_at(
@@ -47,13 +53,14 @@ def look_at(
     `baseline` has its mean score of each of these answers' values: questions, or clusters.
     `planned` is the last look's number of values. An insensitive gate may not pass.
     """
+    counted = rule.counted(rows)
     return find(
         baseline,
-        means(rows, "score"),
+        means(counted, "score"),
         rule.comparison,
         rule.alpha,
         planned,
-        own_gains(rows),
+        own_gains(counted),
         can_pass=can_pass,
     )
 
@@ -138,11 +145,6 @@ class StoppingPlan:
 
 PLAN = TypeAdapter(StoppingPlan)
 """As a worker gets it."""
-
-
-def gate_rule_of(suite: AnySuite, family: Family, alpha: float) -> GateRule:
-    """Return the rule of a policy's suite."""
-    return GateRule(tier=suite.tier, margin=suite.margins[family], alpha=alpha)
 
 
 def comparison_of(margin: Margin) -> Comparison:

@@ -17,7 +17,7 @@ from pathlib import Path
 PRODUCT = ("prepare", "pipeline", "recipes", "eval_gates", "artifacts")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 CEILINGS = {
-    "tokens": 354_400,
+    "tokens": 356_500,
     "own_names_imported_per_file": 12.4,
     "classes": 503,
     "tuple_assignments": 0,

@@ -14,6 +14,7 @@ from recipes.schema import Family
 
 Rung = Annotated[int, Field(ge=1, le=128)]
 DecisionKind = Literal["calls", "tool", "arguments", "talks", "declines", "helps"]
+AS_LOGGED = "as logged"  # group of the turns with their own tools alone
 ABOUT_CALLS: tuple[DecisionKind, ...] = ("calls", "tool", "arguments")
 
 
@@ -68,7 +69,14 @@ class KindGate(ConfigModel):
         le=1,
         description="share of the sessions that have such a turn, for `prepare plan` alone",
     )
-    tools: Rung | None = Field(None, description="of the ladder alone, at this number of tools")
+    tools: Rung | None = Field(
+        None, description="of the ladder alone, at this number of tools; null: as logged alone"
+    )
+
+    @property
+    def group(self) -> str:
+        """Return the group of the turns that it counts."""
+        return AS_LOGGED if self.tools is None else rung_group(self.tools)
 
 
 class DecisionsPolicy(Suite):
@@ -95,6 +103,11 @@ class DecisionsPolicy(Suite):
                 "'noise_floor_questions' is not needed: the baseline is asked twice anyway"
             )
         return self
+
+
+def rung_group(tools: int) -> str:
+    """Return the group of turns that are asked with so many tools."""
+    return f"{tools} tools"
 
 
 def gates_of(suite: Suite) -> list[tuple[str, KindGate]]:

@@ -36,10 +36,12 @@ from eval_gates.suites.chat_logs import (
 )
 from eval_gates.suites.decision_task import (
     ABOUT_CALLS,
+    AS_LOGGED,
     DecisionsPolicy,
     DecisionsTask,
     KindGate,
     gates_of,
+    rung_group,
 )
 from eval_gates.suites.json_lines import FIELDS, read_rows, write_rows
 from eval_gates.suites.sources import QuestionSource, SourceLookup, SuiteSource
@@ -52,7 +54,6 @@ from recipes.policy import Suite
 _DATA = Path(__file__).parents[1] / "data"
 CARRIED_FILE = _DATA / "tool_requests.jsonl"
 CARRIED_TOOLS = _DATA / "tools.jsonl"
-AS_LOGGED = "as logged"
 CHOICES = 5  # first tokens whose log-probabilities are read
 TOKENS_PER_TOOL = 110  # of a carried one, in the widest rendering that was measured
 FRAME_TOKENS = 1_024  # of the conversation, where tools are many
@@ -71,6 +72,7 @@ class Decisions(SuiteKind[DecisionsTask]):
     is_whole_in_bundle = False
     reads_cut_off = True
     asks_baseline_twice = True
+    judged_group = AS_LOGGED
     private_keys = ("text", "decision", "reference")
 
     def __init__(self) -> None:
@@ -331,7 +333,7 @@ def _asked(turns: Sequence[Turn], task: DecisionsTask) -> list[tuple[Turn, str, 
             others = [name for name in carried_tools() if name not in own]
             for rung in sorted(task.ladder):
                 if rung >= len(own):
-                    asked.append((turn, f"{rung} tools", others[: rung - len(own)]))
+                    asked.append((turn, rung_group(rung), others[: rung - len(own)]))
     return asked
 
 

@@ -72,6 +72,9 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
     asks_baseline_twice: bool = False
     # An answer that was cut off is scored as well as a whole one: summaries have one length.
     reads_cut_off: bool = False
+    # Group of the questions that the suite's own gate counts, of which each cluster has one; None:
+    # all. The others are of further gates.
+    judged_group: str | None = None
     # Own keys with texts, which are stored apart from bundled answers.
     private_keys: tuple[str, ...] = ()
     # Whether a bundle has all files that `open` reads: it lacks private texts and data sets.

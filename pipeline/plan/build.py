@@ -9,7 +9,7 @@ from typing import Any
 
 from eval_gates.cost import MIN_PROBLEMS
 from eval_gates.depth import EVERY_VALUE, DepthSuite
-from eval_gates.stopping import gate_rule_of
+from eval_gates.quality_gate import gate_rule_of
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.environments.definition import LOAD_GENERATOR, SUITE_ASKER
 from pipeline.plan.data_sources import SourceResolver

@@ -8,7 +8,7 @@ and suite grows, so another margin begins with it. An insensitive gate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -256,12 +256,13 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
     # As the judge groups the answers, which have their questions' labels.
     clusters = labels_of(questions) if any(question.cluster for question in questions) else None
     max_questions = min(parameters.max_questions or len(ids), len(ids))
-    baseline: list[Answer] = []
+    baseline: Sequence[Answer] = ()
     can_pass = True
     if "baseline" in spec.inputs:
         baseline = read_answers(folder_of(spec, store, "baseline"))
         max_questions = min(max_questions, len(baseline))
     if wanted := parameters.rule:
+        baseline = wanted.counted(baseline)
         guessing = QUESTIONS.result_of(store.get(spec.inputs["questions"])).guessing
         checks = check_sensitivities(baseline, guessing, wanted.comparison)
         can_pass = not insensitive_checks(checks, wanted.alpha)

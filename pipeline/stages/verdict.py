@@ -20,9 +20,10 @@ from eval_gates.decision_gate import DecisionResult
 from eval_gates.depth import DepthResult
 from eval_gates.engine_metrics import SpecDecodeStats
 from eval_gates.gate_result import GateResult, Verdict, not_shown, passed_on
+from eval_gates.quality_gate import gate_rule_of
 from eval_gates.quality_result import QualityResult
 from eval_gates.speed.report import SpeedGateResult
-from eval_gates.stopping import GateRule, gate_rule_of
+from eval_gates.stopping import GateRule
 from pipeline.stages.attempts import History, Trial
 from prepare.digest import digest_json
 from prepare.errors import ExitCode
@@ -83,7 +84,7 @@ class JudgeResult(Record):
     )
 
 
-JUDGE = Stage("judge", 25, JudgeParameters, JudgeRuntime, JudgeResult)
+JUDGE = Stage("judge", 26, JudgeParameters, JudgeRuntime, JudgeResult)
 
 
 def policy_digest(judge: StageRecord) -> str:

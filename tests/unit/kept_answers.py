@@ -7,10 +7,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from eval_gates.quality_gate import judge_quality
+from eval_gates.quality_gate import gate_rule_of, judge_quality
 from eval_gates.quality_result import QualityResult
 from eval_gates.rows import Answer
-from eval_gates.stopping import gate_rule_of
 from eval_gates.suites.humaneval import HumanEval
 from eval_gates.suites.mmlu import Mmlu
 from eval_gates.suites.rouge import Rouge

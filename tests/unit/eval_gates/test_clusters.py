@@ -75,6 +75,28 @@ def test_a_variant_at_the_margin_passes_in_5_percent() -> None:
     assert passed / trials <= ALPHA + 2 * math.sqrt(ALPHA * (1 - ALPHA) / trials)
 
 
+@pytest.mark.parametrize("margin", [Margin(points=0.1), Margin(recovery=0.9)])
+def test_a_loss_in_large_clusters_alone_does_not_pass(margin: Margin) -> None:
+    """By cluster 3 % are lost, of the questions 38 %."""
+    suite: AnySuite = HUMANEVAL.model_copy(
+        update={"margins": {"fp8": margin}, "cluster_by": "passage"}
+    )
+    sizes = [20 if passage % 33 == 0 else 1 for passage in range(660)]
+    before, after = (
+        [
+            {"id": f"{passage}/{n}", "prompt_sha256": "x", "cluster": str(passage)}
+            | {"score": float(size == 1 or not is_variant)}
+            for passage, size in enumerate(sizes)
+            for n in range(size)
+        ]
+        for is_variant in (False, True)
+    )
+    report = judged_rows(before, after, suite)
+    assert report.verdict == "undecided"
+    assert "each question counted once" in report.reason
+    assert judged_rows(before, before, suite).verdict == "pass"
+
+
 def test_the_worker_and_the_judge_see_the_same() -> None:
     rows = parsed(passages(np.random.default_rng(1), 60, 0.0))
     names = [row.cluster for row in rows]

@@ -10,6 +10,8 @@ from scipy.stats import binom
 
 from eval_gates.decision_gate import DecisionResult, gate_name, judge_decisions
 from eval_gates.decisions import keeps
+from eval_gates.quality_gate import gate_rule_of, judge_quality
+from eval_gates.quality_result import QualityResult
 from eval_gates.rows import Answer
 from eval_gates.statistics.bound import p_value
 from eval_gates.suites.decision_task import KindGate
@@ -61,7 +63,10 @@ def test_each_gate_is_of_its_own_turns() -> None:
     ]
     assert [gate.blocks for gate in found] == [False, False, False]
     at_tools = rows(200, 1.0, group="16 tools")
-    assert [gate.verdict for gate in judged(at_tools, at_tools)] == ["pass", "undecided", "pass"]
+    verdicts = ["undecided", "undecided", "pass"]
+    assert [gate.verdict for gate in judged(at_tools, at_tools)] == verdicts
+    with pytest.raises(ValueError, match="as logged"):
+        whole_suite(at_tools, at_tools)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +85,62 @@ def test_verdicts_are_one_sided(before: float, after: float, verdict: str) -> No
     gate = judged(rows(300, before), rows(300, after))[0]
     assert gate.verdict == verdict
     assert gate.blocks is (verdict != "pass")
+
+
+def whole_suite(before: list[Answer], after: list[Answer]) -> QualityResult:
+    return judge_quality(
+        "agents",
+        SUITE,
+        gate_rule_of(SUITE, "fp8", 0.05),
+        metric="",
+        baseline=before,
+        candidate=after,
+        again=(),
+        guessing=0.0,
+    )
+
+
+def drawn(answers: list[Answer]) -> list[Answer]:
+    """Whole sessions, in another order than that of what they keep."""
+    return sorted(answers, key=lambda row: int(row.cluster[1:]) * 67 % 150)
+
+
+def test_a_ladder_hides_no_loss_as_logged() -> None:
+    """45 of 150 turns are lost as logged, and none of their 600 repetitions with more tools."""
+    ladder = [row for n in (4, 16, 64, 128) for row in rows(150, 1.0, turns=1, group=f"{n} tools")]
+    before = drawn(rows(150, 1.0, turns=1) + ladder)
+    after = drawn(rows(150, 0.7, turns=1) + ladder)
+    calls, _, at_16_tools = judged(before, after)
+    assert (calls.verdict, calls.turns, calls.kept_turns) == ("fail", 150, 105)
+    assert (at_16_tools.verdict, at_16_tools.turns) == ("pass", 150)
+    suite = whole_suite(before, after)
+    assert (suite.verdict, suite.candidate) == ("fail", pytest.approx(0.7, abs=0.02))
+    assert {group.group: group.n for group in suite.groups}["16 tools"] == 150
+
+
+@pytest.mark.parametrize(("long", "verdict"), [(30, "undecided"), (2, "pass")])
+def test_a_loss_that_grows_along_sessions_does_not_pass(long: int, verdict: str) -> None:
+    """A mean of sessions would let 3 % of them lose all of their turns."""
+    turns = [long if session % 33 == 0 else 2 for session in range(660)]
+    before, after = (
+        [
+            Answer(
+                f"{session}/{turn}",
+                "p",
+                float(count == 2 or not is_variant or turn < 1),
+                cluster=f"s{session}",
+                group="as logged",
+                own={keeps("calls"): int(session % 33 != 0 or not is_variant or turn < 1)},
+            )
+            for session, count in enumerate(turns)
+            for turn in range(count)
+        ]
+        for is_variant in (False, True)
+    )
+    gate = judged(before, after)[0]
+    assert gate.lower is not None
+    assert gate.lower > -0.1
+    assert gate.verdict == whole_suite(before, after).verdict == verdict
 
 
 def test_few_sessions_are_named() -> None:
@@ -117,7 +178,7 @@ def test_sides_with_different_references_are_refused() -> None:
 @pytest.mark.parametrize("value", [True, 2, 0.5, "1", None, [1]])
 def test_a_value_that_no_suite_writes_is_refused(value: object) -> None:
     before = rows(2, 1.0)
-    spoilt = [before[0], *(Answer(r.id, "p", 1.0, own={keeps("calls"): value}) for r in before[1:])]
+    spoilt = [before[0], *(replace(row, own={keeps("calls"): value}) for row in before[1:])]
     with pytest.raises(ValueError, match="has the calls"):
         judged(before, spoilt)
 

@@ -96,6 +96,13 @@ class TestGate:
         found = judged([1.0] * 60, [1.0] * 60, DEEP, clusters=clusters)
         assert (found.verdict, found.n) == ("undecided", 10)
 
+    def test_a_loss_in_large_clusters_alone_does_not_pass(self) -> None:
+        clusters = [f"c{min(number, 198)}" for number in range(240)]
+        found = judged([1.0] * 240, [1.0] * 198 + [0.0] * 42, [5000] * 240, clusters=clusters)
+        assert found.bound is not None
+        assert found.bound > -0.1
+        assert found.verdict == "undecided"
+
     def test_a_recovery(self) -> None:
         margin = Margin(recovery=0.9)
         assert judged([0.9] * 60, [0.7] * 60, DEEP, margin=margin).verdict == "fail"

@@ -14,12 +14,11 @@ from reading_stand_in import ReadingStandIn
 from eval_gates.answer_validity import check_answers
 from eval_gates.ask import Client, RefusedError
 from eval_gates.decisions import KINDS, keeps, read_decision
-from eval_gates.quality_gate import judge_quality
+from eval_gates.quality_gate import gate_rule_of, judge_quality
 from eval_gates.question_set import judged_apart
 from eval_gates.rows import Answer, AnsweredQuestion, Question, Reply
-from eval_gates.stopping import gate_rule_of
-from eval_gates.suites.decision_task import DecisionsTask
-from eval_gates.suites.decisions import AS_LOGGED, Decisions, as_text, carried_tools
+from eval_gates.suites.decision_task import AS_LOGGED, DecisionsTask
+from eval_gates.suites.decisions import Decisions, as_text, carried_tools
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder
 from prepare.errors import EvaluationDataError, StageError, UsageError
@@ -317,7 +316,7 @@ def written(texts: list[str], reference: str) -> list[Answer]:
     kind = Decisions()
     rows = []
     for number, text in enumerate(texts):
-        question = Question(str(number), "", cluster=str(number))
+        question = Question(str(number), "", cluster=str(number), group=AS_LOGGED)
         decisions = [
             {**read_decision(words, (), ()).to_row(), "first": None, "is_unread": False}
             for words in (text, CALL if reference[number] == "c" else "It is sunny.")
