@@ -150,6 +150,13 @@ class Suite(EvalTask):
         description="the usual good variant, by recipe family: `prepare plan` says how often it "
         "passes. It decides nothing",
     )
+    assumed_baseline: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="mean score that `prepare plan` assumes of the baseline; the suite's own when "
+        "absent. It decides nothing",
+    )
     noise_floor_questions: int = Field(
         0,
         ge=0,

@@ -62,7 +62,7 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
     decision: type[Suite] = Suite
     sources: tuple[Source, ...] = ("eval-data",)  # of a policy that names none
     guessing: float = 0.0  # least score of a model that picks answers by chance
-    assumed_baseline: float = 0.5  # mean score that a recovery margin is planned with
+    assumed_baseline: float = 0.5  # mean score that gates are planned with
     # Each answer has its score on another question: graded texts.
     scores_unrelated: bool = False
     benchmark: HubBenchmark | None = None

@@ -85,6 +85,27 @@ def chances(
     return Chances(_any_above(above, variance, counts), _any_above(below, variance, counts))
 
 
+def chance_of_sensitivity(
+    comparison: Comparison, alpha: float, values: int, *, guessing: float, baseline: float
+) -> float:
+    """Return the chance that right-or-wrong answers show a score above guessing and margin.
+
+    `guessing` and `baseline` are mean scores, of guesses and of a model that answers `values`
+    questions.
+    """
+    from eval_gates.statistics.bound import counted_bounds
+
+    bounds = counted_bounds(
+        [-guessing, comparison.weight - guessing],
+        [values * (1 - baseline), values * baseline],
+        alpha,
+        lowest=-guessing,
+        highest=comparison.weight - guessing,
+    )
+    variance = comparison.weight**2 * baseline * (1 - baseline)
+    return _any_above([bounds.lower + comparison.threshold], variance, [values])
+
+
 def _draw_chances(
     comparison: Comparison, alpha: float, looks: Sequence[Look], lost: float, gained: float
 ) -> Chances:

@@ -21,7 +21,13 @@ from eval_gates.stopping import comparison_of
 from eval_gates.suites.decision_task import gates_of
 from eval_gates.suites.suite_kind import SuiteKind, kind_of
 from pipeline.plan.recorded_arm import RecordedArm
-from pipeline.preflight.chances import GatePower, chances, format_chance
+from pipeline.preflight.chances import (
+    Chances,
+    GatePower,
+    chance_of_sensitivity,
+    chances,
+    format_chance,
+)
 from pipeline.preflight.decision_power import DecisionGatePower, words_at_sessions
 from pipeline.stages.questions import QuestionsResult
 from pipeline.stages.recorded import engine_margin
@@ -35,6 +41,8 @@ MIN_CHANCE = 0.2
 """Below it a critical gate is refused: nearly every good variant would stay undecided."""
 ENGINE_FLIPS = 0.01
 """Share of right answers that two starts of one engine change."""
+SURE = 0.995
+"""Above it a chance is not worth a word."""
 LIKELY = 0.8
 """Below it half of a margin would often leave an unchanged engine undecided."""
 _FLIPS = 0.04
@@ -239,6 +247,24 @@ class _SuiteGate:
             return self.kind.guessing + self.comparison.size
         return self.kind.guessing / self.comparison.size
 
+    @property
+    def baseline(self) -> float:
+        """Score that the baseline is assumed to have."""
+        return self.suite.assumed_baseline or self.kind.assumed_baseline
+
+    @property
+    def sensitivity(self) -> float:
+        """Chance that such a baseline shows it; 1 where that depends on more than its score."""
+        if self.questions is None or self.kind.typical_change(self.suite) < 1:
+            return 1.0
+        return chance_of_sensitivity(
+            self.comparison,
+            self.alpha,
+            self.questions,
+            guessing=self.kind.guessing,
+            baseline=self.baseline,
+        )
+
     def power(self) -> GatePower:
         refusal = self.refusal()
         usual = self.suite.usual.get(self.family)
@@ -253,6 +279,8 @@ class _SuiteGate:
             planned = planned_looks(self.questions, self.comparison.margin)
             looks = " or ".join(f"{look.n:,}" for look in planned)
             words += f", decided after {looks} {self.unit}"
+            if self.suite.cluster_by:
+                words += ", of which each is assumed to change as a whole"
             passes, said = self._outcome(0.0, "nothing")
             words += f"; {said}"
             if usual is not None:
@@ -263,6 +291,11 @@ class _SuiteGate:
                 words += f"; {words_at_sessions(self.comparison, self.alpha, self.flips)}"
             if self.must_exceed:
                 words += f"; the baseline must score above {100 * self.must_exceed:.3g} %"
+            if self.comparison.kind == "recovery" or self.sensitivity < SURE:
+                words += f"; it is assumed to score {100 * self.baseline:g} %"
+            if self.sensitivity < SURE:
+                shown = format_chance(self.sensitivity)
+                words += f", which shows that the gate is sensitive with a chance of {shown}"
             if self.kind.scores_unrelated:
                 words += (
                     "; its answers must be shown to score less on other questions, by more than "
@@ -304,7 +337,8 @@ class _SuiteGate:
             )
         if self.suite.tier != "critical" or self._is_likely():
             return None
-        if (passes := self._outcome(0.0, "")[0]) >= MIN_CHANCE:
+        # What a baseline will score is an assumption, which refuses nothing.
+        if (passes := self._chances(0.0).passes) >= MIN_CHANCE:
             return None
         return self._error(
             f"the suite '{self.name}' would pass only {100 * passes:.0f} % of the variants that "
@@ -326,29 +360,31 @@ class _SuiteGate:
             flips=flips,
             loss=0.0,
             size=size,
-            baseline=self.kind.assumed_baseline,
+            baseline=self.baseline,
         )
         return of_nothing.passes >= LIKELY
 
-    def _outcome(self, loss: float, lost: str) -> tuple[float, str]:
-        """Return the chance with that loss, and a sentence."""
+    def _chances(self, loss: float) -> Chances:
+        """Return the chances of a sensitive gate."""
         assert self.questions is not None
-        outcome = chances(
+        return chances(
             self.comparison,
             self.alpha,
             self.questions,
             flips=self.flips,
             loss=loss,
             size=self.kind.typical_change(self.suite),
-            baseline=self.kind.assumed_baseline,
+            baseline=self.baseline,
         )
+
+    def _outcome(self, loss: float, lost: str) -> tuple[float, str]:
+        """Return the chance with that loss, and a sentence."""
+        outcome = self._chances(loss)
         if self.suite.tier == "supporting":
             words = f"fails {format_chance(outcome.fails)} of variants that lose {lost}"
             return 1 - outcome.fails, words
-        return (
-            outcome.passes,
-            f"passes {format_chance(outcome.passes)} of variants that lose {lost}",
-        )
+        passes = outcome.passes * self.sensitivity
+        return passes, f"passes {format_chance(passes)} of variants that lose {lost}"
 
     def _is_likely(self) -> bool:
         """Return whether about half of such variants pass."""

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from eval_gates.speed.rules import SpeedRule
+from eval_gates.statistics.assay_sensitivity import check_sensitivity
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import find
 from eval_gates.statistics.multiplicity import gate_level
-from pipeline.preflight.chances import chances, format_chance
+from pipeline.preflight.chances import GatePower, chance_of_sensitivity, chances, format_chance
 from pipeline.preflight.power import (
     check_power,
     joint_power,
@@ -68,6 +69,56 @@ def test_it_agrees_with_replays(comparison: Comparison, n: int, flips: float, lo
     passed, failed = replay(comparison, n, flips, loss)
     assert told.passes == pytest.approx(passed, abs=0.09)
     assert told.fails == pytest.approx(failed, abs=0.09)
+
+
+@pytest.mark.parametrize(
+    ("comparison", "n", "guessing", "baseline"),
+    [
+        (Comparison.points(0.02), 2000, 0.25, 0.28),
+        (Comparison.points(0.02), 2000, 0.25, 0.3),
+        (Comparison.points(0.05), 100, 0.0, 0.15),
+        (Comparison.recovery(0.9), 280, 0.25, 0.35),
+        (Comparison.recovery(0.9), 280, 0.25, 0.6),
+    ],
+)
+def test_the_chance_of_sensitivity_agrees_with_replays(
+    comparison: Comparison, n: int, guessing: float, baseline: float
+) -> None:
+    told = chance_of_sensitivity(comparison, 0.025, n, guessing=guessing, baseline=baseline)
+    draw = np.random.default_rng(1)
+    shown = [
+        check_sensitivity(
+            "guessing", list((draw.random(n) < baseline).astype(float)), guessing, comparison
+        ).p_insensitive
+        <= 0.025
+        for _ in range(250)
+    ]
+    assert told == pytest.approx(np.mean(shown), abs=0.1)
+
+
+def test_a_baseline_that_may_know_too_little_is_in_the_chance() -> None:
+    def told(**more: float) -> GatePower:
+        suite = {"kind": "mmlu", "margins": {"fp8": 0.02}, **more}
+        policy = Policy.model_validate({"name": "p", "summary": "s", "suites": {"m": suite}})
+        check_power(policy, FP8, {"m": 2000}, 0.05)  # an assumption refuses nothing
+        (gate,) = policy_power(policy, FP8, {"m": 2000}, 0.05)
+        return gate
+
+    usual = told()
+    low = told(assumed_baseline=0.28)
+    assert usual.passes is not None
+    assert low.passes is not None
+    assert low.passes < 0.3 < 0.9 < usual.passes
+    assert "assumed to score 28 %" in low.words
+    assert "assumed" not in usual.words
+
+
+def test_a_recoverys_baseline_is_named_and_can_be_given() -> None:
+    for given, named in ((None, "50 %"), (0.9, "90 %")):
+        suite = {"kind": "mmlu", "margins": {"fp8": {"recovery": 0.95}}, "assumed_baseline": given}
+        policy = Policy.model_validate({"name": "p", "summary": "s", "suites": {"m": suite}})
+        (gate,) = policy_power(policy, FP8, {"m": 2000}, 0.05)
+        assert f"assumed to score {named}" in gate.words
 
 
 @pytest.mark.parametrize(
