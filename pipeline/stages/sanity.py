@@ -2,7 +2,8 @@
 
 The baseline continues three texts by 32 greedy tokens, and every arm gives their log-probabilities:
 a broken model loses more than a nat a token. Each arm also reads 32 tokens that it wrote:
-decoding has its own kernels.
+decoding has its own kernels. Variants are compared with the baseline, so one that is broken itself
+shows in what it makes of plain English.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ class SanityResult(Record):
 
     texts: list[SanityText] = Field([])
     nats: float | None = Field(None, description="a token; None where the endpoint gives none")
+    prose_nats: float | None = Field(
+        None, description="of plain English, a token; of a baseline alone"
+    )
     nats_lost: float | None = Field(None, description="a token, to the baseline")
     kept: float | None = Field(
         None, description="share of the arm's own tokens that are its first choice when it reads"
@@ -65,7 +69,7 @@ class SanityResult(Record):
 
 
 _TEXTS = TypeAdapter(list[SanityText])
-SANITY = Stage("sanity", 3, ServedModel, ServerRuntime, SanityResult)
+SANITY = Stage("sanity", 4, ServedModel, ServerRuntime, SanityResult)
 
 
 PROMPTS = (
@@ -77,6 +81,8 @@ PROMPTS = (
     "def mean(values):\n    return",
 )
 TOKENS = 32
+PROSE = PROMPTS[0]
+MAX_PROSE_NATS = 6.0  # a token; models of English have 2 to 4, and a guess has 10 to 12
 MIN_KEPT = 0.5  # of an arm's own tokens; intact ones keep 0.99
 TIMEOUT_S = 300.0
 WRITTEN = {"max_gen_toks": TOKENS, "until": []}
@@ -117,6 +123,12 @@ def run(context: StageContext[ServedModel, ServerRuntime]) -> SanityResult:
         )
         texts = [SanityText(prompt=PROMPTS[1], text=write(client, by_chat=by_chat))]
         examined = SanityResult(texts=texts, broken=silence(texts))
+    if examined.prose_nats is not None and not examined.prose_nats <= MAX_PROSE_NATS:
+        context.note(
+            f"the baseline finds plain English improbable: {examined.prose_nats:.1f} nats a token, "
+            "where models of English have 2 to 4. Unless it is of another language, its weights, "
+            "its tokenizer or its conversion are broken, and then no gate shows anything"
+        )
     return examined.model_copy(
         update={"server": runtime.server, "engine_version": runtime.engine_version}
     )
@@ -138,6 +150,7 @@ def examine(client: Client, baseline: list[SanityText]) -> SanityResult:
     texts: list[SanityText] = []
     read: list[scores.ScoredToken] = []  # of the baseline's tokens
     own: list[scores.ScoredToken] = []  # of what it writes
+    prose: float | None = None
 
     try:
         for number, prompt in enumerate(PROMPTS):
@@ -148,6 +161,8 @@ def examine(client: Client, baseline: list[SanityText]) -> SanityResult:
             written = _ask(client, scores.generate(client.model, ids, TOKENS))
             scored = _ask(client, scores.score(client.model, ids, written.tokens))
             own += scored
+            if prompt == PROSE and not baseline:
+                prose = scores.nats(_ask(client, scores.score(client.model, ids[:1], ids[1:])))
             if before:
                 if before[number].prompt_ids != ids:
                     return SanityResult(
@@ -181,6 +196,7 @@ def examine(client: Client, baseline: list[SanityText]) -> SanityResult:
     return SanityResult(
         texts=texts,
         nats=scores.nats(read),
+        prose_nats=prose,
         nats_lost=lost,
         kept=kept,
         baseline_texts=[earlier.text for earlier in before],

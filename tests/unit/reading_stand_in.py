@@ -22,6 +22,7 @@ class ReadingStandIn(HttpStandIn):
     Attributes:
         forgets: after every token that this divides, another one is the first choice.
         lost: nats that each token of a prompt has less than the rule says.
+        unsure: log-probability of a token that is not its first choice.
         value: log-probability of every token of a prompt instead.
         mutters: it writes other tokens than it chooses when it reads.
         text: written after any prompt; None for the tokens' own.
@@ -37,6 +38,7 @@ class ReadingStandIn(HttpStandIn):
     def __init__(self, **given: Any) -> None:
         self.forgets: int | None = None
         self.lost = 0.0
+        self.unsure = UNSURE
         self.value: float | None = None
         self.mutters = False
         self.text: str | None = None
@@ -79,7 +81,11 @@ class ReadingStandIn(HttpStandIn):
         places: list[Any] = [None]
         for before, token in pairwise(prompt):
             first = self.first_after(before)
-            place = {first: SURE, first + 1000: UNSURE, token: SURE if token == first else UNSURE}
+            place = {
+                first: SURE,
+                first + 1000: UNSURE,
+                token: SURE if token == first else self.unsure,
+            }
             value = place[token] - self.lost if self.value is None else self.value
             own = {"logprob": value, "rank": 1, "decoded_token": chr(token)}
             places.append(

@@ -56,6 +56,24 @@ def test_a_baseline_writes_and_reads_its_own_text(baseline: StageRecord) -> None
     assert result["server"] == {"ready_seconds": 5.0}
 
 
+@pytest.mark.parametrize(("nats", "is_told"), [(5.5, False), (10.5, True)])
+def test_a_baseline_that_does_not_know_english_is_told(
+    store: Store, nats: float, is_told: bool
+) -> None:
+    with ReadingStandIn(unsure=-nats) as server:
+        record = run(store, server.url)
+    assert record.result["broken"] == ""
+    assert record.result["prose_nats"] == pytest.approx(nats, abs=0.5)
+    assert ["nats a token" in note for note in record.notes] == [True] * is_told
+
+
+def test_a_variant_is_compared_and_not_told_so(store: Store, baseline: StageRecord) -> None:
+    with ReadingStandIn(unsure=-10.5) as server:
+        record = run(store, server.url, baseline)
+    assert record.result["prose_nats"] is None
+    assert record.notes == []
+
+
 @pytest.mark.parametrize("lost", [0.0, 0.9, 1.1])
 def test_a_variant_by_the_nats_that_it_loses(
     store: Store, baseline: StageRecord, lost: float
