@@ -162,8 +162,11 @@ def find_other_questions(
     role: str, record: StageRecord, answers: Sequence[Answer], questions: Sequence[Question]
 ) -> Iterator[str]:
     """Yield where answers are to other questions."""
-    theirs = [(row.id, row.cluster) for row in answers]
-    if theirs != [(row.id, row.cluster) for row in questions[: len(answers)]]:
+    theirs, wanted = (
+        [(row.id, row.cluster, row.group) for row in rows]
+        for rows in (answers, questions[: len(answers)])
+    )
+    if theirs != wanted:
         yield f"{role}: its answers are not those to the first of the questions"
     result = EVALUATE.result_of(record)
     if result.n != len(answers):
@@ -172,10 +175,10 @@ def find_other_questions(
         return
     parameters = EVALUATE.parameters_of(record)
     if parameters.rule is None:
-        wanted = min(parameters.max_questions or len(questions), len(questions))
-        wanted = whole_end(labels_of(questions), wanted)
-        if len(answers) != wanted:
-            yield f"{role}: {wanted} questions had to be asked, and {len(answers)} were answered"
+        least = min(parameters.max_questions or len(questions), len(questions))
+        least = whole_end(labels_of(questions), least)
+        if len(answers) != least:
+            yield f"{role}: {least} questions had to be asked, and {len(answers)} were answered"
 
 
 def find_wrong_counts(

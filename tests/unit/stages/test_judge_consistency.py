@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,6 +65,14 @@ def test_answers_are_all_that_had_to_be_asked(
 def test_another_order() -> None:
     evaluate = answered(6, rule=RULE)
     (fault,) = find_other_questions("r", evaluate, ANSWERS[::-1], QUESTIONS)
+    assert "not those to the first of the questions" in fault
+
+
+@pytest.mark.parametrize("changes", [{"group": "4 tools"}, {"cluster": "c9"}, {"id": "9"}])
+def test_an_answer_that_is_labelled_otherwise_than_its_question(changes: dict[str, str]) -> None:
+    """A group decides which gate counts it."""
+    answers = [replace(ANSWERS[0], **changes), *ANSWERS[1:]]
+    (fault,) = find_other_questions("r", answered(6, rule=RULE), answers, QUESTIONS)
     assert "not those to the first of the questions" in fault
 
 
