@@ -92,6 +92,7 @@ def judge_quality(
         shuffled_score=0.0 if after[0].unrelated is None else mean_of(after, "unrelated"),
         cut_off=0.0 if lengths is None or kind.reads_cut_off else lengths.truncated,
         max_gain=suite.max_gain,
+        lost_groups=find_lost_groups(rule, before, after) if finding.state == "pass" else (),
         is_lost_by_question=rule.comparison.is_lost_by_question(
             [row.score for row in before], [row.score for row in after]
         ),
@@ -236,6 +237,7 @@ def floor_of(
 
 # --- the verdict, by the last look's finding ---
 
+MAX_NAMED = 5  # of the groups that are lost
 MAX_CUT_OFF = 0.05  # of the baseline's answers
 _MAX_QUESTIONS = 1_000_000  # no benchmark has as many
 _CHANCE_SCORES: dict[ChanceKind, str] = {
@@ -244,6 +246,41 @@ _CHANCE_SCORES: dict[ChanceKind, str] = {
     "empty": "the score of empty answers",
     "unrelated": "the score of its answers on other questions",
 }
+
+
+@dataclass(frozen=True)
+class LostGroup:
+    """A subject, or a task of several, that is shown to lose more than the margin."""
+
+    name: str
+    n: int  # questions, or clusters
+    drop: float  # of its mean score, at least
+
+
+def find_lost_groups(rule: GateRule, before: Answers, after: Answers) -> tuple[LostGroup, ...]:
+    """Return the groups that fail the gate's comparison by themselves, the worst first.
+
+    A mean of many groups hides one that is lost. The level is divided by their number
+    (Bonferroni), so that a variant that loses the margin everywhere has none in 1 - alpha.
+    """
+    pairs: dict[str, tuple[list[Answer], list[Answer]]] = {}
+    for old, new in zip(before, after, strict=True):
+        ours, theirs = pairs.setdefault(old.group, ([], []))
+        ours.append(old)
+        theirs.append(new)
+    if len(pairs) < 2 or "" in pairs:
+        return ()
+    comparison = rule.comparison
+    level = rule.alpha / len(pairs)
+    lost = []
+    for name, sides in pairs.items():
+        scores = [means(rows, "score") for rows in sides]
+        values = comparison.values(scores[0], scores[1])
+        limits = {"lowest": comparison.lowest, "highest": comparison.highest}
+        if mean_bounds(values, level, **limits).upper < comparison.threshold:
+            change = mean_bounds([new - old for old, new in zip(*scores, strict=True)], level)
+            lost.append(LostGroup(name, len(values), -change.upper))
+    return tuple(sorted(lost, key=lambda group: -group.drop))
 
 
 @dataclass(frozen=True)
@@ -260,6 +297,7 @@ class Scores:
     shuffled_score: float = 0.0
     cut_off: float = 0.0  # share of the baseline's answers that say little, as they were cut off
     max_gain: float | None = None  # largest plausible one; None: as much as may be lost
+    lost_groups: tuple[LostGroup, ...] = ()
     is_lost_by_question: bool = False  # too much of the score, with each question counted once
     unit: str = "questions"  # of the values: questions or clusters
 
@@ -276,10 +314,10 @@ class QualityVerdict:
 def judge_scores(finding: Finding, scores: Scores) -> QualityVerdict:
     """Return the verdict that a finding allows.
 
-    `pass` needs a sensitive gate, answers that fit their own questions better than others, and no
-    loss beyond the margin with each question counted once. A shown gain above the margin does not
-    pass: quantization does not improve a model, so the sides were asked differently. Nor do answers
-    to a baseline that was cut off: their loss is unseen.
+    `pass` needs a sensitive gate, answers that fit their own questions better than others, no group
+    that is shown to lose more, and no loss beyond the margin with each question counted once. A
+    shown gain above the margin does not pass: quantization does not improve a model, so the sides
+    were asked differently. Nor do answers to a baseline that was cut off: their loss is unseen.
     """
     values = (finding.lower, finding.upper, scores.baseline, scores.candidate)
     if not all(math.isfinite(value) for value in values):
@@ -318,6 +356,9 @@ def judge_scores(finding: Finding, scores: Scores) -> QualityVerdict:
             f" {MAX_CUT_OFF:.0%} may be: what they would have scored is not known; raise"
             " 'max_tokens' of the suite"
         )
+    elif finding.state == "pass" and scores.lost_groups:
+        inside = _describe(finding, f"inside {comparison.words}", unit)
+        reason = f"{inside}, but not in each group: {_describe_lost(scores.lost_groups)}"
     elif finding.state == "pass" and scores.is_lost_by_question:
         inside = _describe(finding, f"inside {comparison.words}", unit)
         reason = f"{inside}, but {LOST_IN_LARGE_CLUSTERS}"
@@ -356,6 +397,16 @@ def _describe(finding: Finding, margin: str, unit: str) -> str:
         look = f"look {finding.number} of {finding.looks}"
         asked = f"{look}: {finding.n} of {finding.planned} {unit}"
     return f"{shown[finding.state]} ({100 * (1 - finding.alpha):g} % confidence, {asked})"
+
+
+def _describe_lost(groups: Sequence[LostGroup]) -> str:
+    words = [
+        f"{group.name} loses at least {_points(group.drop)} ({group.n:,})"
+        for group in groups[:MAX_NAMED]
+    ]
+    if len(groups) > MAX_NAMED:
+        words.append(f"{len(groups) - MAX_NAMED} others lose more than is allowed, too")
+    return ", ".join(words)
 
 
 def _describe_sensitivity(finding: Finding, p: float, unit: str) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +24,7 @@ from kept_answers import (
 )
 
 from eval_gates.clusters import labels_of, means
+from eval_gates.quality_gate import find_lost_groups
 from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import check_sensitivities, insensitive_checks
 from eval_gates.statistics.bound import mean_bounds
@@ -261,3 +264,54 @@ def test_losing_more_is_never_judged_better(lost: int, more: int, suite: AnySuit
         for count in (lost, lost + more)
     ]
     assert order.index(verdicts[1]) <= order.index(verdicts[0])
+
+
+class TestGroups:
+    @staticmethod
+    def rows(lost_of_one: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Four subjects; the variant loses a share of the first alone."""
+        draw = random.Random(5)
+        before = answers([1.0] * 1600)
+        after = [
+            {**row, "score": float(row["group"] != "anatomy" or draw.random() >= lost_of_one)}
+            for row in before
+        ]
+        return before, after
+
+    @pytest.mark.parametrize(
+        ("lost", "verdict"), [(0.0, "pass"), (0.04, "pass"), (0.12, "undecided"), (0.5, "fail")]
+    )
+    def test_a_lost_subject_does_not_pass_beside_the_others(
+        self, lost: float, verdict: str
+    ) -> None:
+        """At 12 % all four lose 3 points, and 5 are allowed."""
+        before, after = self.rows(lost)
+        report = judged_rows(before, after, MMLU)
+        assert report.verdict == verdict
+        assert ("anatomy loses at least" in report.reason) == (verdict == "undecided")
+        assert "philosophy" not in report.reason
+
+    def test_its_own_share_of_a_recovery(self) -> None:
+        before, after = self.rows(0.25)
+        assert judged_rows(before, after, recovery(MMLU)).verdict == "undecided"
+
+    def test_a_loss_of_the_margin_in_all_groups_is_rarely_named(self) -> None:
+        """Of 300 replays at most 15 are expected, and 31 have a chance below 1e-4."""
+        draw = np.random.default_rng(3)
+        rule = GateRule(tier="critical", margin=Margin(points=0.1), alpha=0.05)
+        named = 0
+        for _ in range(300):
+            lost = draw.random(600) < 0.1
+            before = [Answer(str(n), "p", 1.0, group=f"g{n % 10}") for n in range(600)]
+            after = [
+                replace(row, score=float(not gone)) for row, gone in zip(before, lost, strict=True)
+            ]
+            named += bool(find_lost_groups(rule, before, after))
+        assert named <= 30
+
+    def test_one_group_or_none_is_no_group(self) -> None:
+        rule = GateRule(tier="critical", margin=Margin(points=0.1), alpha=0.05)
+        for names in ([""] * 300, ["one"] * 300, ["one"] * 299 + [""]):
+            before = [Answer(str(n), "p", 1.0, group=name) for n, name in enumerate(names)]
+            after = [replace(row, score=0.0) for row in before]
+            assert find_lost_groups(rule, before, after) == ()
