@@ -82,7 +82,7 @@ class PretendModels:
 
     def questions_of(self, suite: str) -> Rows:
         """Rows of questions.jsonl, in the order of asking."""
-        rows: Rows = [{"id": str(number)} for number in range(self.questions)]
+        rows: Rows = [{"id": str(number), "group": "anatomy"} for number in range(self.questions)]
         random.Random(1).shuffle(rows)  # as the real stage lays them out
         return rows
 
@@ -101,7 +101,7 @@ class PretendModels:
             flip = {"start": 0, "token": self.private[:4], "choice": "other"}
             nats |= {"text": self.private, "prompt_ids": [7, 8, 9], "flip": flip}
             nats |= {"first_flip": 0, "margin": 0.5} if variant != "baseline" else {}
-        return {"answer": f"x {question['id']}", "score": score, "group": "anatomy", **nats}
+        return {"answer": f"x {question['id']}", "score": score, "group": question["group"], **nats}
 
     def layers(self) -> Rows:
         """Rows of layers.jsonl."""

@@ -48,9 +48,11 @@ class TalkingModels(PretendModels):
         """A row of questions.jsonl."""
         text = self.texts.question
         if suite == "mmlu":
+            subject = self.texts.subject if n % 4 == 1 else SUBJECTS[n % 4]
             return {
                 "id": f"{SUBJECTS[n % 4]}/{n}",
-                "subject": self.texts.subject if n % 4 == 1 else SUBJECTS[n % 4],
+                "group": subject,
+                "subject": subject,
                 "question": text,
                 "choices": ["one", "the other", "both of them", "none"],
                 "answer": n % 4,

@@ -296,7 +296,7 @@ class TestGroups:
         assert judged_rows(before, after, recovery(MMLU)).verdict == "undecided"
 
     def test_a_loss_of_the_margin_in_all_groups_is_rarely_named(self) -> None:
-        """Of 300 replays at most 15 are expected, and 31 have a chance below 1e-4."""
+        """15 of 300 replays are expected at most, and 31 have a chance below 1e-4."""
         draw = np.random.default_rng(3)
         rule = GateRule(tier="critical", margin=Margin(points=0.1), alpha=0.05)
         named = 0
