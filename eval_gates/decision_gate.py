@@ -8,12 +8,14 @@ reference alone, so both sides have the same ones, and an equal variant loses no
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from statistics import median, quantiles
 from typing import Literal
 
 from pydantic import Field
 
-from eval_gates.clusters import group_by_cluster
+from eval_gates.clusters import group_by_cluster, labels_of
 from eval_gates.decisions import KINDS, READER_ERRORS, keeps
 from eval_gates.gate_result import SCORE, GateResult, Verdict
 from eval_gates.rows import Answer
@@ -88,6 +90,47 @@ def gate_name(suite: str, kind: str, gate: KindGate) -> str:
     return " ".join(filter(None, [suite, kind, at_tools]))
 
 
+@dataclass(frozen=True)
+class _Turns:
+    """A side's turns that a gate is about, and which of them keep the decision."""
+
+    rows: Answers
+    values: list[float]  # 0 or 1, by turn
+
+    @classmethod
+    def of(cls, rows: Answers, kind: str, gate: KindGate) -> _Turns:
+        about = [
+            row for row in rows if row.group == gate.group and (not kind or keeps(kind) in row.own)
+        ]
+        return cls(about, [_value(row, kind) for row in about])
+
+    @property
+    def kept(self) -> int:
+        return round(sum(self.values))
+
+    @property
+    def by_session(self) -> list[float]:
+        """Return each session's share of kept turns."""
+        kept_by_row = zip(labels_of(self.rows), self.values, strict=True)
+        sessions = [
+            [value for _, value in turns]
+            for _, turns in groupby(kept_by_row, key=lambda turn: turn[0])
+        ]
+        return [sum(values) / len(values) for values in sessions]
+
+
+@dataclass(frozen=True)
+class _Finding:
+    """What the turns of both sides show."""
+
+    verdict: Verdict
+    why: str
+    p_value: float = 1.0
+    estimate: float | None = None
+    lower: float | None = None
+    upper: float | None = None
+
+
 def _judge(
     suite: str,
     kind: str,
@@ -97,86 +140,96 @@ def _judge(
     baseline: Answers,
     candidate: Answers,
 ) -> DecisionResult:
-    sides = [
-        [row for row in rows if row.group == gate.group and (not kind or keeps(kind) in row.own)]
-        for rows in (baseline, candidate)
-    ]
-    if [row.id for row in sides[0]] != [row.id for row in sides[1]]:
+    before, after = (_Turns.of(rows, kind, gate) for rows in (baseline, candidate))
+    if [row.id for row in before.rows] != [row.id for row in after.rows]:
         raise ValueError(f"{suite}: the sides were compared with different references")
-    before, after = (_by_session(rows, kind) for rows in sides)
-    differences = [changed - own for changed, own in zip(after, before, strict=True)]
-    old, new = ([_value(row, kind) for row in rows] for rows in sides)
-    kept = [round(sum(values)) for values in (old, new)]
-    n = len(differences)
-    about = KINDS[kind] if kind else "turns in which the arm decides as the baseline"
+    sessions = before.by_session
+    # By kind, what an empty answer keeps is no loss: another gate sees it.
+    empty = 0.0 if kind else _empty_by_session(before.rows)
+    finding = _compare(before, after, margin, alpha, empty)
+    why = finding.why
     least = min_identical_values(margin, alpha)
-    verdict: Verdict = "undecided"
-    p = 1.0
-    lower = upper = estimate = None
-    if not n:
-        why = "the baseline has no such turn, so nothing is compared"
-    else:
-        bounds = mean_bounds(differences, alpha)
-        lower = bounds.lower
-        upper = bounds.upper
-        estimate = sum(differences) / n
-        sessions = group_by_cluster(sides[0])
-        # By kind, what an empty answer keeps is no loss: another gate sees it.
-        empty = 0.0 if kind else [sum(row.empty or 0.0 for row in s) / len(s) for s in sessions]
-        comparison = Comparison.points(margin)
-        sensitivity = check_sensitivity("empty", before, empty, comparison)
-        p = max(p_value(differences, -margin, lowest=-1.0), sensitivity.p_insensitive)
-        shown = f"{kept[1]:,} of {len(sides[1]):,}, the baseline itself {kept[0]:,}"
-        why = f"{shown}; the loss may be as large as {-100 * lower:.1f} points"
-        if upper < -margin:
-            verdict = "fail"
-            why = f"{shown}; the loss is at least {-100 * upper:.1f} points"
-        elif sensitivity.p_insensitive > alpha:
-            why += "; the gate is insensitive: a variant that keeps none of them could pass"
-        elif lower > -margin and comparison.is_lost_by_question(old, new):
-            why = (
-                f"{shown}; by session the loss is at most {max(0.0, -100 * lower):.1f} points, but "
-                "of all turns, each counted once, as much as the margin is lost: long sessions "
-                "lose more than short ones"
-            )
-        elif lower > -margin:
-            verdict = "pass"
-            why = f"{shown}; the loss is at most {max(0.0, -100 * lower):.1f} points"
-    if verdict == "undecided" and n < least:
-        why += f"; {least} sessions with such a turn can pass, and there are {n}"
+    if finding.verdict == "undecided" and len(sessions) < least:
+        why += f"; {least} sessions with such a turn can pass, and there are {len(sessions)}"
     if kind in ("declines", "helps"):
         why += f"; {READER_ERRORS}"
+    about = KINDS[kind] if kind else "turns in which the arm decides as the baseline"
     return DecisionResult(
         name=gate_name(suite, kind, gate),
         metric="kept",
         tier=gate.tier,
-        n=n,
-        counted=f"{len(sides[0]):,} turns of {n:,} sessions",
+        n=len(sessions),
+        counted=f"{len(before.rows):,} turns of {len(sessions):,} sessions",
         unit=SCORE,
-        baseline=_mean(before),
-        candidate=_mean(after),
-        estimate=estimate,
-        lower=lower,
-        upper=upper,
-        bound=lower,
+        baseline=_mean(sessions),
+        candidate=_mean(after.by_session),
+        estimate=finding.estimate,
+        lower=finding.lower,
+        upper=finding.upper,
+        bound=finding.lower,
         threshold=-margin,
         allowed=-margin,
         margin=f"{100 * margin:g} points",
         alpha=alpha,
-        p_value=p,
-        verdict=verdict,
+        p_value=finding.p_value,
+        verdict=finding.verdict,
         reason=f"{about}: {why} ({100 * (1 - alpha):g} % confidence)",
-        turns=len(sides[0]),
-        kept_by_baseline=kept[0],
-        kept_turns=kept[1],
-        baseline_margins=_margins(sides[0]),
-        candidate_margins=_margins(sides[1]),
+        turns=len(before.rows),
+        kept_by_baseline=before.kept,
+        kept_turns=after.kept,
+        baseline_margins=_margins(before.rows),
+        candidate_margins=_margins(after.rows),
     )
 
 
-def _by_session(rows: Answers, kind: str) -> list[float]:
+def _compare(
+    before: _Turns, after: _Turns, margin: float, alpha: float, empty: float | list[float]
+) -> _Finding:
+    """Return the verdict on the shares by session.
+
+    `empty` is what a model that answers nothing keeps, in all sessions or by session.
+    """
+    if not before.rows:
+        return _Finding("undecided", "the baseline has no such turn, so nothing is compared")
+    comparison = Comparison.points(margin)
+    old = before.by_session
+    differences = [own - theirs for own, theirs in zip(after.by_session, old, strict=True)]
+    bounds = mean_bounds(differences, alpha)
+    sensitivity = check_sensitivity("empty", old, empty, comparison)
+    shown = f"{after.kept:,} of {len(after.rows):,}, the baseline itself {before.kept:,}"
+    at_most = f"{max(0.0, -100 * bounds.lower):.1f} points"
+    verdict: Verdict = "undecided"
+    if bounds.upper < -margin:
+        verdict = "fail"
+        why = f"the loss is at least {-100 * bounds.upper:.1f} points"
+    elif sensitivity.p_insensitive > alpha:
+        why = (
+            f"the loss may be as large as {-100 * bounds.lower:.1f} points; the gate is "
+            "insensitive: a variant that keeps none of them could pass"
+        )
+    elif bounds.lower <= -margin:
+        why = f"the loss may be as large as {at_most}"
+    elif comparison.is_lost_by_question(before.values, after.values):
+        why = (
+            f"by session the loss is at most {at_most}, but of all turns, each counted once, as "
+            "much as the margin is lost: long sessions lose more than short ones"
+        )
+    else:
+        verdict = "pass"
+        why = f"the loss is at most {at_most}"
+    return _Finding(
+        verdict,
+        f"{shown}; {why}",
+        p_value=max(p_value(differences, -margin, lowest=-1.0), sensitivity.p_insensitive),
+        estimate=sum(differences) / len(differences),
+        lower=bounds.lower,
+        upper=bounds.upper,
+    )
+
+
+def _empty_by_session(rows: Answers) -> list[float]:
     return [
-        sum(_value(row, kind) for row in session) / len(session)
+        sum(row.empty or 0.0 for row in session) / len(session)
         for session in group_by_cluster(rows)
     ]
 
