@@ -57,6 +57,8 @@ ODD_PARTS = (
 HAS_REVISION = "SELECT name FROM sqlite_master WHERE name = 'alembic_version'"
 REVISION = "SELECT version_num FROM alembic_version"
 NEIGHBOURS = ("-journal", "-wal", "-shm", ".lock")  # files that SQLite and the lock open
+FIRST_READ = "PRAGMA schema_version"
+UNFINISHED = "SQLITE_READONLY_ROLLBACK"  # a journal is there whose writer has ended
 QUERY_S = 60.0
 MAX_ROWS = 1_000_000
 MAX_VALUE_BYTES = 16 * MEBIBYTE
@@ -382,12 +384,37 @@ def _hint(why: str) -> str:
 def _open_to_read(file: Path) -> Iterator[sqlite3.Connection]:
     """Open a database of others; sqlite3.Error if a query takes too long."""
     end = time.monotonic() + QUERY_S
-    with closing(
-        sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True, timeout=20)
-    ) as database:
+    with closing(_connect(file, "ro")) as database:
+        try:
+            database.execute(FIRST_READ)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorname != UNFINISHED:
+                raise
+            _roll_back(file)
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
         database.set_progress_handler(lambda: time.monotonic() > end, 10_000)
         yield database
+
+
+def _connect(file: Path, mode: str) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{quote(str(file))}?mode={mode}", uri=True, timeout=20)
+
+
+def _roll_back(file: Path) -> None:
+    """Roll back the journal that a killed writer left, which takes a connection that may write.
+
+    SQLite locks the file meanwhile.
+    """
+    with closing(_connect(file, "rw")) as database:
+        try:
+            database.execute(FIRST_READ)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorname != UNFINISHED:
+                raise
+            raise sqlite3.OperationalError(
+                f"a writer was killed, and {file}-journal has to be rolled back by a user who may "
+                "write both files: any command of prepare does so"
+            ) from error
 
 
 @cache

@@ -260,7 +260,7 @@ class Node:
         with contextlib.suppress(OSError):  # it is for messages alone
             path.unlink(missing_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
                 file.write(this_process())
         try:
             yield

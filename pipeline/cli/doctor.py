@@ -87,6 +87,8 @@ def _build(
     as_json: bool,
 ) -> None:
     from pipeline.environments.environment import detect_accelerator, ensure
+    from pipeline.preflight.build_faults import find_build_faults
+    from pipeline.preflight.survey import refuse
 
     chosen = accelerator or detect_accelerator()
     with open_display(as_json=as_json) as progress:
@@ -95,10 +97,9 @@ def _build(
                 "building for the CPU: no NVIDIA GPU is found here; "
                 "for GPUs: prepare doctor --build --accelerator cuda"
             )
-        built = [
-            ensure(name, chosen, settings, progress, force=force)
-            for name in names or list(RUN_ENVIRONMENTS)
-        ]
+        wanted = names or list(RUN_ENVIRONMENTS)
+        refuse(find_build_faults(wanted, chosen, settings))
+        built = [ensure(name, chosen, settings, progress, force=force) for name in wanted]
     if as_json:
         plain = [
             {**dataclasses.asdict(environment), "python": str(environment.python)}

@@ -35,7 +35,7 @@ from pipeline.cli.tables import print_json
 from pipeline.cli.terminal import guard_streams
 from pipeline.environments.settings_file import use_settings
 from prepare import __version__
-from prepare.errors import ExitCode, PrepareError, explain
+from prepare.errors import ExitCode, PrepareError, UsageError, explain
 from prepare.interruption import interrupt_on_signals, is_interruption
 from prepare.redaction import redact
 
@@ -92,6 +92,7 @@ def main(command: Callable[..., Any] = app) -> NoReturn:
     with guard_streams():
         interrupt_on_signals()
         try:
+            check_encoding()
             # Outside its standalone mode the parser returns a command's exit code, and makes an
             # exit of an interruption.
             code = command(standalone_mode=False) or ExitCode.SUCCESS
@@ -101,6 +102,17 @@ def main(command: Callable[..., Any] = app) -> NoReturn:
             sys.exit(code)
         except (Exception, KeyboardInterrupt) as error:
             sys.exit(report_error(error))
+
+
+def check_encoding() -> None:
+    """Raise UsageError if file names are not UTF-8, as workers and libraries expect them."""
+    encoding = sys.getfilesystemencoding()
+    if encoding.lower().replace("-", "") != "utf8":
+        raise UsageError(
+            f"Python takes file names in {encoding} here, not in UTF-8",
+            where="LC_ALL, LANG, PYTHONUTF8",
+            hint="set PYTHONUTF8=1",
+        )
 
 
 def report_error(error: BaseException) -> int:

@@ -122,13 +122,8 @@ def ensure_defined(
 ) -> Environment:
     """Ensure a defined environment; see :func:`ensure`."""
     folder = environment_folder(home, definition)
-    if why := _distrust(folder):
-        raise EnvironmentBuildError(
-            f"the {definition.key} environment is not trusted: {why}",
-            where=str(folder),
-            hint="if all files there are yours, `chmod -R go-w` it; or set PREPARE_HOME to a "
-            "folder that only you or root can write to",
-        )
+    if (distrust := find_distrust(definition, home)) is not None:
+        raise distrust
     record = None if force else usable_record(definition, folder)
     if record is None:
         record = _build_once(definition, folder, progress, force=force)
@@ -231,6 +226,19 @@ def _build_once(
                 )
             progress.note(f"building the {definition.key} environment (once)")
             return build(definition, folder, progress)
+
+
+def find_distrust(definition: EnvironmentDefinition, home: Path) -> EnvironmentBuildError | None:
+    """Return why an environment may not be used, or built, where others may write."""
+    folder = environment_folder(home, definition)
+    if not (why := _distrust(folder)):
+        return None
+    return EnvironmentBuildError(
+        f"the {definition.key} environment is not trusted: {why}",
+        where=str(folder),
+        hint="if all files there are yours, `chmod -R go-w` it; or set PREPARE_HOME to a folder "
+        "that only you or root can write to",
+    )
 
 
 def _distrust(folder: Path) -> str:

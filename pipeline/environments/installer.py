@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections import deque
@@ -23,7 +24,32 @@ _PIP_TIMEOUT_S = 30
 _UV_VARIABLES = {
     "find-links": ("UV_FIND_LINKS",),
     "index-url": ("UV_DEFAULT_INDEX", "UV_INDEX_URL"),
+    "cert": ("SSL_CERT_FILE", "UV_SYSTEM_CERTS", "UV_NATIVE_TLS"),
+    "proxy": ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"),
 }
+_CACHE = "UV_CACHE_DIR"
+# What uv prints of a cause, and what to do; the first match is used.
+_CURES = (
+    (
+        r"No space left",
+        "free some space (`prepare gc` may help), or set PREPARE_HOME, and UV_CACHE_DIR if it is "
+        "set, to a larger disk",
+    ),
+    (
+        r"UnknownIssuer|certificate",
+        "a proxy or a mirror has a certificate that uv does not know: set SSL_CERT_FILE to the "
+        "file of your site's certificates, or UV_SYSTEM_CERTS=true for the system's",
+    ),
+    (
+        r"python-build-standalone|No interpreter found for",
+        "install Python 3.11, or set UV_PYTHON_INSTALL_MIRROR to a mirror of uv's Pythons",
+    ),
+    (
+        r"(?i)proxy|tunnel",
+        "HTTPS_PROXY or pip's setting `proxy` names a proxy that does not answer: correct or "
+        "remove it",
+    ),
+)
 _CURE = (
     "behind a mirror set UV_DEFAULT_INDEX, and UV_FIND_LINKS to where torch's CPU wheel is; "
     "PREPARE_HOME and UV_CACHE_DIR select a larger or writable disk; the locks are for x86-64 "
@@ -49,7 +75,7 @@ def run_uv(
     with subprocess.Popen(
         command,
         cwd=folder,
-        env=installer_variables(),
+        env=_with_cache_beside(folder, installer_variables()),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -71,8 +97,30 @@ def run_uv(
         raise EnvironmentBuildError(
             f"uv could not install (exit code {process.returncode}). Its last lines:\n{quoted}",
             where=" ".join(command),
-            hint=_CURE,
+            hint=_cure_of(quoted),
         )
+
+
+def _cure_of(printed: str) -> str:
+    """Return what to do about a failure of uv, by what it printed."""
+    return next((cure for cause, cure in _CURES if re.search(cause, printed)), _CURE)
+
+
+def _with_cache_beside(folder: Path, environment: dict[str, str]) -> dict[str, str]:
+    """Return the variables with a cache on the folder's disk, unless one is named.
+
+    uv links files of its cache into environments. From another disk it copies them, and that one
+    may be small: a home of 300 MB, next to a large PREPARE_HOME.
+    """
+    caches = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    usual = Path(caches, "uv")
+    if environment.get(_CACHE) or _disk_of(usual) == _disk_of(folder):
+        return environment
+    return {**environment, _CACHE: str(folder.parent / "uv-cache")}
+
+
+def _disk_of(path: Path) -> int:
+    return next(place for place in (path, *path.parents) if place.exists()).stat().st_dev
 
 
 def locked_python() -> str:
@@ -108,8 +156,8 @@ def installer_variables() -> dict[str, str]:
     for option, names in _UV_VARIABLES.items():
         value = os.environ.get("PIP_" + option.upper().replace("-", "_")) or settings.get(option)
         if value and not any(environment.get(name) for name in names):
-            # pip separates values by white space, uv by commas.
-            environment[names[0]] = ",".join(value.split())
+            # pip separates places by white space, uv by commas.
+            environment[names[0]] = ",".join(value.split()) if option == "find-links" else value
     return environment
 
 

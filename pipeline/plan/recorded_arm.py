@@ -6,6 +6,7 @@ lengths and margins come from it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,6 +51,7 @@ from recipes.checkpoints.weight_files import ARCHIVE
 from recipes.policy import Margin, Policy
 
 ARM = "baseline"
+_HOST_AND_PORT = re.compile(r"[\w.-]+:\d{1,5}(/.*)?|\[[0-9a-fA-F:]+\]:\d{1,5}(/.*)?")
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,16 @@ class RecordedArm:
 
 
 def is_recorded(baseline: str) -> bool:
-    """Return whether a baseline is named as answers on record, not as a URL."""
+    """Return whether a baseline is named as answers on record, not as a URL.
+
+    UsageError: a URL without its scheme.
+    """
+    if _HOST_AND_PORT.fullmatch(baseline):
+        raise UsageError(
+            f"'{baseline}' is neither a URL nor answers on record",
+            where="--baseline",
+            hint=f"write http://{baseline}; no variant of a run has a number as its name",
+        )
     return "://" not in baseline
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +18,6 @@ from pipeline.environments.definition import (
     LOCKED_PYTHON,
     RUN_ENVIRONMENTS,
     Accelerator,
-    define,
     detect_accelerator,
     environment_names,
     environments_folder,
@@ -29,7 +26,18 @@ from pipeline.environments.environment import EnvironmentState, status
 from pipeline.environments.gpu_host import DoctorCheck, Severity, check_compilers, check_driver
 from pipeline.environments.installer import find_locked_python
 from pipeline.plan.serving_profile import fit_profile, load_named_profile
-from pipeline.preflight.machine import find_gpu_fault, find_missing_gpus, machine_of
+from pipeline.preflight.build_faults import (
+    bytes_to_build,
+    find_build_faults,
+    find_library_fault,
+    find_write_fault,
+)
+from pipeline.preflight.machine import (
+    existing_folder,
+    find_gpu_fault,
+    find_missing_gpus,
+    machine_of,
+)
 from prepare.errors import UsageError
 from prepare.gpus import VisibleGpu, busy_gpus
 from prepare.hardware import cpu_features, this_node
@@ -42,7 +50,6 @@ if TYPE_CHECKING:
 
 
 NOT_BUILT = "not built yet: the first run that needs it builds it"
-NUMA_LIBRARY = "libnuma.so.1"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 SERVER_SHARES_BYTES = 160 * 2**20  # vLLM 0.32's queue between its processes
 
@@ -165,27 +172,20 @@ def _check_sandbox() -> Iterator[DoctorCheck]:
 
 
 def _check_folders(settings: Settings, accelerator: Accelerator) -> Iterator[DoctorCheck]:
-    states = {name: status(name, accelerator, settings).state for name in RUN_ENVIRONMENTS}
     cache = Path.home() / ".cache"
-    writable = "set {} to a folder that you may write to"
-    if not (fault := _find_write_fault(environments_folder(settings.home))):
-        yield _ok("home", str(settings.home))
-    elif {*states.values()} <= {EnvironmentState.READY, EnvironmentState.EXTERNAL}:
-        yield _ok("home", f"{settings.home}, read-only; what every run uses is built")
-    else:
-        yield _problem("home", fault, writable.format("PREPARE_HOME"))
-    if fault := _find_write_fault(cache):
-        reason = f"{fault}; engines and downloads keep files in {cache}"
-        yield _problem("user's folder", reason, writable.format("HOME"))
-    free = shutil.disk_usage(_nearest_existing(settings.home)).free
-    missing = [name for name, state in states.items() if state is EnvironmentState.MISSING]
-    needed = sum(define(name, accelerator).disk_bytes for name in missing)
-    message = f"{decimal(free)} free, environments still to build need {decimal(needed)}"
-    if free < needed:
-        hint = "free some (`prepare gc` may help), or set PREPARE_HOME to a larger disk"
-        yield _problem("disk", message, hint)
-    else:
-        yield _ok("disk", message)
+    faults = list(find_build_faults(RUN_ENVIRONMENTS, accelerator, settings))
+    for fault in faults:
+        yield _problem("home", fault.message, fault.hint)
+    if not faults:
+        is_read_only = find_write_fault(environments_folder(settings.home))
+        built = ", read-only; what every run uses is built" if is_read_only else ""
+        yield _ok("home", f"{settings.home}{built}")
+    if unwritable := find_write_fault(cache):
+        reason = f"{unwritable}; engines and downloads keep files in {cache}"
+        yield _problem("user's folder", reason, "set HOME to a folder that you may write to")
+    free = shutil.disk_usage(existing_folder(settings.home)).free
+    needed = bytes_to_build(RUN_ENVIRONMENTS, accelerator, settings)
+    yield _ok("disk", f"{decimal(free)} free, environments still to build need {decimal(needed)}")
 
 
 def _check_environments(settings: Settings, accelerator: Accelerator) -> Iterator[DoctorCheck]:
@@ -221,26 +221,5 @@ def _check_cpu() -> Iterator[DoctorCheck]:
             f"{platform.machine()}; the locks were resolved for x86-64",
             "if a build fails, name interpreters of your own in the settings file",
         )
-    try:  # vLLM on CPUs is linked with it, and fails after its start without it
-        ctypes.CDLL(NUMA_LIBRARY)
-    except OSError as error:
-        hint = "install it, such as Debian's libnuma1"
-        yield _problem("libnuma", f"vLLM needs it on a CPU: {error}", hint)
-
-
-def _nearest_existing(path: Path) -> Path:
-    """Return the path or its nearest parent."""
-    return next(folder for folder in (path, *path.parents) if folder.exists())
-
-
-def _find_write_fault(path: Path) -> str:
-    """Return why no file can be made there, or ''.
-
-    Root passes permission checks on a read-only mount, so a write is tried.
-    """
-    folder = _nearest_existing(path)
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return ""
-    except OSError as error:
-        return f"{folder} cannot be written to: {error.strerror}"
+    if (fault := find_library_fault(find_engine(DEFAULT), Accelerator.CPU)) is not None:
+        yield _problem("libraries", fault.message, fault.hint)

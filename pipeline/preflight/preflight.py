@@ -107,18 +107,28 @@ class Preflight:
         ]
         return [fault for fault in faults if fault is not None]
 
+    def bytes_to_make(self, stored: Collection[str] = ()) -> int:
+        """Return the disk that the missing variants take, with what they are made from."""
+        to_make = self._to_store(stored)
+        wide = self.recipe_source.weights_bytes if self.source.format and to_make else 0
+        return sum(to_make.values()) + wide
+
+    def _to_store(self, stored: Collection[str]) -> dict[str, int]:
+        """Return the bytes of missing variants, by the name of their weights."""
+        return {  # variants that differ by their KV cache alone share their weights
+            self.choices.weights_name(name): made.bytes + SMALL_FILES_BYTES
+            for name, made in self.weights.items()
+            if name not in self.made.union(stored, [catalog.BASELINE])
+        }
+
     def disk_fault(self, stored: Collection[str], download: int = 0) -> list[PrepareError]:
         """Return the fault of a disk without space for the missing variants.
 
         `stored` variants exist. `download` is the checkpoint's bytes on the same disk.
         """
-        to_make = {  # variants that differ by their KV cache alone share their weights
-            self.choices.weights_name(name): made.bytes + SMALL_FILES_BYTES
-            for name, made in self.weights.items()
-            if name not in self.made.union(stored, [catalog.BASELINE])
-        }
+        to_make = self._to_store(stored)
         wide = self.recipe_source.weights_bytes if self.source.format and to_make else 0
-        needed = sum(to_make.values()) + wide + download
+        needed = self.bytes_to_make(stored) + download
         free = self.machine.free_disk_bytes
         if needed <= free:
             return []

@@ -17,6 +17,7 @@ from pipeline.plan.choice import Choice
 from pipeline.plan.data_sources import SourceResolver, check_known_clusters
 from pipeline.plan.generation_settings import resolve_generation
 from pipeline.plan.rungs import with_rungs
+from pipeline.preflight.build_faults import find_build_faults, find_library_fault
 from pipeline.preflight.gpu_fit import read_draft, read_source
 from pipeline.preflight.machine import (
     existing_folder,
@@ -77,16 +78,18 @@ def survey(
     """
     profile = choices.profile
     policy = choices.policy
-    evaluate = identity(SUITE_ASKER, Accelerator(profile.accelerator), settings)
+    kind = Accelerator(profile.accelerator)
+    engine = find_engine(profile.engine)
+    evaluate = identity(SUITE_ASKER, kind, settings)
     sources = SourceResolver(choices.eval_data, evaluate, settings.digests, progress)
     machine = machine_of(choices.node, settings.store, with_gpu=profile.accelerator == "cuda")
-    if {WEIGHT_READER, find_engine(profile.engine).environment} <= settings.environments.keys():
+    if {WEIGHT_READER, engine.environment} <= settings.environments.keys():
         machine = replace(machine, driver="")  # the site's own interpreters may need another
     if (fault := settings.open_store().find_fault()) is not None:
         return Survey(
             choices, sources, None, (fault,), choices.left_out
         )  # a run ends before all else
-    faults: list[PrepareError | None] = []
+    faults: list[PrepareError | None] = [find_library_fault(engine, kind)]
     preflight = None
     try:
         source = read_source(choices, settings)
@@ -108,9 +111,12 @@ def survey(
         faults += preflight.faults()
         faults.append(find_drafting_fault(draft, profile) if draft else None)
         if not any(faults):
-            kind = Accelerator(profile.accelerator)
             faults += reading_faults(source, choices.environments, kind, settings)
         faults += _disk_faults(preflight, choices)
+    variants = 0
+    if preflight is not None and _is_same_disk(settings.store, settings.home):
+        variants = preflight.bytes_to_make()
+    faults += find_build_faults(choices.environments, kind, settings, at_once=variants)
     faults += _question_faults(choices, policy, sources, settings, progress)
     if registers:
         faults += _registry_faults(choices, settings)
@@ -187,7 +193,7 @@ def _disk_faults(preflight: Preflight, choices: Choice) -> list[PrepareError]:
     if not all_made and folder.is_dir() and any(folder.iterdir()):
         return []
     download = 0
-    if reference.kind == "hub" and _is_on_the_same_disk(preflight.store):
+    if reference.kind == "hub" and _is_same_disk(preflight.store, hub_cache()):
         download = bytes_to_download(reference.name, reference.revision)
     return preflight.disk_fault((), download)
 
@@ -223,8 +229,12 @@ def line(fault: PrepareError) -> str:
     return f"{fault.message}{place}" + (f"; hint: {fault.hint}" if fault.hint else "")
 
 
-def _is_on_the_same_disk(store: Path) -> bool:
+def hub_cache() -> Path:
+    """Return where checkpoints of the Hub are kept."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    places: Iterable[Path] = (store, Path(HF_HUB_CACHE))
+    return Path(HF_HUB_CACHE)
+
+
+def _is_same_disk(*places: Path) -> bool:
     return len({existing_folder(place).stat().st_dev for place in places}) == 1

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 FETCHED_FIRST = (*SMALL_FILES, "README.md")
 ANSWER_TIMEOUT_S = 10.0
 TRIES = 3
+PROXY_VARIABLES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 PAUSE_S = 0.5
 # A request that does not leave this machine, or finds nothing where it should arrive.
 UNREACHABLE = (errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
@@ -173,8 +174,15 @@ def ask_hub(repo_id: str, ask: Callable[[], Answer]) -> Answer | None:
     raise LateHubError(
         f"{os.environ.get('HF_ENDPOINT', 'the Hub')} {said}",
         where=repo_id,
-        hint="try again in a while; HF_HUB_OFFLINE=1 states that this machine has no Hub",
+        hint=f"{_proxy_remark()}try again in a while; HF_HUB_OFFLINE=1 states that this machine "
+        "has no Hub",
     ) from reason
+
+
+def _proxy_remark() -> str:
+    """Return which variable names a proxy, which may be down; its value may have a password."""
+    named = next(filter(os.environ.get, PROXY_VARIABLES), None)
+    return f"{named} names a proxy, is it up? Else " if named else ""
 
 
 def _within(seconds: float, ask: Callable[[], Answer]) -> Answer:

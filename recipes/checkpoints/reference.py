@@ -63,7 +63,8 @@ def parse_reference(text: str) -> CheckpointReference:
     demos = [f"demo:{demo_name}" for demo_name in DEMOS]
     known = list(demos)
     with suppress(OSError, ValueError):
-        known += map(str, Path(text).parent.iterdir())
+        others = Path(text).parent.iterdir()
+        known += [str(path) for path in others if path.is_dir() and path.name[:1] != "."]
     close = get_close_matches(text[:MAX_NAME_CHARACTERS], known, n=3, cutoff=0.5)
     raise UsageError(
         f"'{clip(text, MAX_NAME_CHARACTERS)}' is not a folder, a Hub id or a demo"

@@ -76,6 +76,8 @@ class Engine(Protocol):
     homepage: str  # for the model card
     environment: str  # that it runs in, of the entry points in `prepare.environments`
     accelerators: tuple[str, ...] = ("cpu", "cuda")
+    # Shared libraries that its build for CPUs is linked with, and Debian's package of each.
+    cpu_libraries: Mapping[str, str] = {}
     key_variable: str  # of the API key
     health: str = "/health"  # returns 200 when the server is ready
     dialect: ApiCapabilities = ApiCapabilities()

@@ -218,6 +218,7 @@ class Vllm(Engine):
     title = "vLLM"
     homepage = "https://github.com/vllm-project/vllm"
     environment = "serve"
+    cpu_libraries: Mapping[str, str] = {"libnuma.so.1": "libnuma1"}
     key_variable = "VLLM_API_KEY"
     dialect = ApiCapabilities(scores_prompts=True, scores_tokens=True)
     # Its outer processes' messages after an inner one failed do not give the cause.

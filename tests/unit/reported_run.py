@@ -68,7 +68,7 @@ class TalkingModels(PretendModels):
         draw = random.Random(f"{suite} {n}")
         knows, loses = draw.random() < 0.8, draw.random() < self.lost and variant != "baseline"
         score = float(knows and not loses)
-        if suite == "mmlu":
+        if "subject" in question:  # asked again, too
             chosen = n % 4 if score else (n + 1) % 4
             likelihoods = [-1.0 if choice == chosen else -90.0 for choice in range(4)]
             return {"answer": likelihoods, "score": score, "group": question["subject"]}

@@ -177,3 +177,59 @@ def test_a_program_that_is_no_python_is_an_expected_error(tmp_path: Path, says: 
     with pytest.raises(EnvironmentBuildError) as caught:
         describe(python, ["vllm"])
     assert str(python) in caught.value.where
+
+
+def test_pips_certificates_and_proxy_count_where_no_variable_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = {"cert": "/etc/my certificates.pem", "proxy": "http://proxy:8080"}
+    monkeypatch.setattr(installer, "pip_settings", lambda: settings)
+    for name in ("PIP_CERT", "PIP_PROXY", "SSL_CERT_FILE", "UV_SYSTEM_CERTS", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    found = installer_variables()
+    assert found["SSL_CERT_FILE"] == "/etc/my certificates.pem"
+    assert found["HTTPS_PROXY"] == "http://proxy:8080"
+    monkeypatch.setenv("UV_SYSTEM_CERTS", "true")
+    monkeypatch.setenv("https_proxy", "http://other:1")
+    found = installer_variables()
+    assert "SSL_CERT_FILE" not in found
+    assert "HTTPS_PROXY" not in found
+
+
+def test_the_cache_is_on_the_environments_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home of 300 MB, and PREPARE_HOME on a large disk."""
+    monkeypatch.delenv("UV_CACHE_DIR", raising=False)
+    told: list[str] = []
+    same = tmp_path / "home" / "environments"
+    same.mkdir(parents=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run_uv(["cache", "dir"], folder=same, on_line=told.append)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/shm")  # another disk
+    run_uv(["cache", "dir"], folder=same, on_line=told.append)
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "named"))
+    run_uv(["cache", "dir"], folder=same, on_line=told.append)
+    assert told == [str(tmp_path / each) for each in ("cache/uv", "home/uv-cache", "named")]
+
+
+@pytest.mark.parametrize(
+    ("printed", "cure"),
+    [
+        ("error: failed to write: No space left on device (os error 28)", "larger disk"),
+        ("invalid peer certificate: UnknownIssuer", "SSL_CERT_FILE"),
+        ("failed to fetch github.com/astral-sh/python-build-standalone", "Python 3.11"),
+        ("tcp connect error: tunnel error: unsuccessful", "proxy"),
+        ("no solution", "UV_DEFAULT_INDEX"),
+    ],
+)
+def test_what_to_do_follows_from_what_uv_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, cure: str
+) -> None:
+    program = tmp_path / "uv"
+    program.write_text(f"#!/bin/sh\necho '{printed}'\nexit 2\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("uv.find_uv_bin", lambda: str(program))
+    with pytest.raises(EnvironmentBuildError) as caught:
+        run_uv(["sync"], folder=tmp_path)
+    assert cure in (caught.value.hint or "")

@@ -12,7 +12,7 @@ from eval_gates.decision_gate import judge_decisions
 from eval_gates.decisions import keeps
 from eval_gates.rows import Answer
 from eval_gates.statistics.bound import mean_bounds, min_identical_values, p_value
-from eval_gates.suites.decision_task import DecisionKind
+from eval_gates.suites.decision_task import AS_LOGGED, DecisionKind
 from eval_gates.suites.decisions import Decisions
 from pipeline.preflight.chances import GatePower
 from pipeline.preflight.decision_power import SHOWN_SESSIONS
@@ -80,8 +80,9 @@ def test_without_a_count_nothing_is_claimed(kind: str) -> None:
 
 def unchanged(sessions: int, kind: str) -> list[Answer]:
     own = {keeps(kind): 1} if kind else {}
+    group = AS_LOGGED if kind else "16 tools"
     return [
-        Answer(str(number), "p", 1.0, cluster=str(number), group="16 tools", own=own)
+        Answer(str(number), "p", 1.0, cluster=str(number), group=group, own=own)
         for number in range(sessions)
     ]
 

@@ -15,7 +15,7 @@ from pipeline.environments.definition import (
 )
 from pipeline.environments.environment import EnvironmentState, status
 from pipeline.environments.settings import EnvironmentOverride, Settings
-from pipeline.preflight import doctor
+from pipeline.preflight import build_faults, doctor
 from pipeline.preflight.doctor import (
     DoctorCheck,
     Severity,
@@ -24,6 +24,7 @@ from pipeline.preflight.doctor import (
 )
 from prepare.hardware import CPU_FEATURES_VARIABLE
 from recipes.catalog import load_profile
+from recipes.engines.vllm import Vllm
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_a_home_that_nobody_writes_to_is_enough_where_all_is_built(
     (tmp_path / "home").write_text("nothing can be made in a file")
     found = status("serve", Accelerator.CPU, settings)
     built = replace(found, state=EnvironmentState.READY)
-    monkeypatch.setattr(doctor, "status", lambda *_: built)
+    monkeypatch.setattr(build_faults, "defined_status", lambda *_: built)
     home = about("home", diagnose(settings))
     assert (home.severity, home.hint) == (Severity.OK, "")
 
@@ -69,9 +70,11 @@ def test_a_cpu_without_the_library_that_vllm_is_linked_with(
 ) -> None:
     if detect_accelerator() is not Accelerator.CPU:
         pytest.skip("of a CPU's engine")
-    assert not [item for item in diagnose(settings) if item.subject == "libnuma"]
-    monkeypatch.setattr(doctor, "NUMA_LIBRARY", "libno-such.so.1")
-    assert about("libnuma", diagnose(settings)).severity is Severity.PROBLEM
+    assert not [item for item in diagnose(settings) if item.subject == "libraries"]
+    monkeypatch.setattr(Vllm, "cpu_libraries", {"libno-such.so.1": "libno-such1"})
+    told = about("libraries", diagnose(settings))
+    assert told.severity is Severity.PROBLEM
+    assert "libno-such1" in told.hint
 
 
 def test_whatever_is_wrong_has_a_hint(settings: Settings, tmp_path: Path) -> None:

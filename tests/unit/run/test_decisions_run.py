@@ -13,6 +13,7 @@ from pretend_stages import PretendModels
 from artifacts.evidence.verify import check_bundle
 from eval_gates.decision_gate import DecisionResult
 from eval_gates.decisions import TurnDecision, kept_kinds
+from eval_gates.suites.decision_task import AS_LOGGED
 from recipes.policy import Policy
 
 POLICY = Policy.model_validate(
@@ -44,7 +45,10 @@ class DecidingModels(PretendModels):
         self.lives: list[tuple[str, int]] = []  # suite, and server starts before it was asked
 
     def questions_of(self, suite: str) -> list[dict[str, Any]]:
-        return [{"id": str(n), "cluster": f"s{n // 2}"} for n in range(self.questions)]
+        return [
+            {"id": str(n), "cluster": f"s{n // 2}", "group": AS_LOGGED}
+            for n in range(self.questions)
+        ]
 
     def answer(self, variant: str, suite: str, question: dict[str, Any]) -> dict[str, Any]:
         life = (suite, self.served.count("baseline"))
@@ -56,6 +60,7 @@ class DecidingModels(PretendModels):
         return {
             "answer": f"digest {variant} {number}",
             "score": float(decision == reference),
+            "group": question["group"],
             **kept_kinds(reference, decision),
         }
 

@@ -55,7 +55,8 @@ class Readers(PretendModels):
         self.read[suite].add(question["question"].split()[1])
         is_lost = variant == ONE and "capital" in question["question"]
         number = float(question["id"].rpartition("/")[2])
-        return {"answer": [number], "score": 0.0 if is_lost else 1.0}
+        score = 0.0 if is_lost else 1.0
+        return {"answer": [number], "score": score, "group": question.get("group", "")}
 
 
 class OwnData(FakeRun):
