@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from artifacts.deploy.recheck_record import rechecks_of
 from artifacts.mlflow_store import EMBEDDED
@@ -30,6 +31,9 @@ from prepare.errors import RegistryError, StoreError
 from prepare.events import Progress
 from prepare.stage import StageRecord, StageReference, StageSpec
 from prepare.store import RECORD, RunFolders, Store
+
+REMOVED = ".removed"
+TEMPORARY = "temporary file"
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,12 @@ def remove(garbage: GarbageItem, store: Store) -> None:
         return
     with store.explain_errors():
         if garbage.kind in ("run", "version"):
-            doomed = path.with_name(f".{path.name}.removed")
+            doomed = path.with_name(f".{uuid4().hex}{REMOVED}")
             path.rename(doomed)
             shutil.rmtree(doomed)
+            return
+        if garbage.kind == TEMPORARY:
+            path.unlink(missing_ok=True)
             return
         # An unfinished stage or part of an answer log may be in use again.
         with store.hold(path.name.partition(".")[0], wait=False) as is_held:
@@ -115,6 +122,8 @@ class _Kept:
 
     def read_runs(self, progress: Progress) -> Iterator[tuple[str, RunReport]]:
         for folder in RunFolders(self._store).all():
+            if folder.name.endswith(REMOVED):
+                continue  # a removal that was killed
             try:
                 yield folder.name, read_run(folder)
             except StoreError as error:
@@ -182,6 +191,9 @@ class _Kept:
         for file in sorted((root / "answers").glob("*.jsonl")):
             if answer_log_of(file) not in self._answers:
                 yield GarbageItem("answers", file)
+        for ledger in ("attempts", "starts"):
+            for file in sorted((root / ledger).glob("*/.*")):  # of a killed writer
+                yield GarbageItem(TEMPORARY, file)
         for folder in sorted((root / VERSIONS).glob("*")):
             if folder.name not in self._versions:
                 yield GarbageItem("version", folder)

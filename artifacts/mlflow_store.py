@@ -470,6 +470,13 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
 
     RegistryError for another folder, which may be private.
     """
+    if not source.is_dir():
+        raise RegistryError(
+            "the version's files are not on this machine, or are gone",
+            where=str(source),
+            hint="pull it from where `prepare push` copied it; or `prepare promote RUN` makes them "
+            "again in the store that has its run",
+        )
     if not (source / "config.json").is_file() or not any(
         file.suffix == ".safetensors" for file in source.iterdir()
     ):

@@ -152,7 +152,17 @@ class Candidate:
 def promote_run(
     run: RunReport, store: Store, request: PromotionRequest, progress: Progress
 ) -> Promoted:
-    """Promote from a finished run, after checking its evidence."""
+    """Promote from a finished run, after checking its evidence.
+
+    `prepare gc` waits, or the files could go before the alias names them.
+    """
+    with store.in_use():
+        return _promote_checked(run, store, request, progress)
+
+
+def _promote_checked(
+    run: RunReport, store: Store, request: PromotionRequest, progress: Progress
+) -> Promoted:
     chosen = choose_variants(run, request)
     if request.override is not None and chosen[0].verdict == "pass":
         progress.note(f"{chosen[0].recipe} passed: there is nothing to override")

@@ -13,6 +13,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,8 +87,13 @@ class Registered:
         return [
             move
             for _, move in self.notes
-            if move.done or self.aliases.get(move.alias) == move.version
+            if move.done or (move.version == self.aliases.get(move.alias) and self._is_last(move))
         ]
+
+    def _is_last(self, move: Move) -> bool:
+        """Return whether no move of the alias came after; an earlier one never happened."""
+        last = self.last_note(move.alias)
+        return last is not None and last[1] == move
 
     def last_note(self, alias: str) -> tuple[str, Move] | None:
         """Return the tag and the alias' last move, which may be incomplete."""
@@ -133,6 +139,10 @@ class Registry:
     def __init__(self, uri: str) -> None:
         self.uri = uri
         self._store = MlflowStore(uri)
+
+    def lock(self) -> AbstractContextManager[object]:
+        """Return the reentrant lock of a registry that is a file; a server has none."""
+        return self._store.lock()
 
     def names(self) -> list[str]:
         return self._store.names()
@@ -276,6 +286,7 @@ class Registry:
             if replaces is not None:
                 self._check_points_to(replaces, name, model, alias)
             target = self._find_target(name, model, alias, to)
+            self._check_files(model, target)
             there = model.way_there(alias)
             names = [m.previous_alias for m in model.history if m.alias == alias]
             kept = there[: len(there) - there[::-1].index(target)] if target in there else there
@@ -307,6 +318,24 @@ class Registry:
                 + f"`{own_command('registry', name)}` lists the versions: --to VERSION",
             )
         return target
+
+    def _check_files(self, model: Registered, number: str) -> None:
+        """Raise RegistryError for a version whose folder was removed from the store next to it.
+
+        A folder of another machine, whose parent is not here, cannot be looked at.
+        """
+        version = model.find(number)
+        folder = Path(version.source) if version is not None else Path()
+        if not folder.is_absolute() or folder.is_dir() or not folder.parent.is_dir():
+            return
+        assert version is not None
+        run = version.tags.get(RUN_TAG, "")
+        raise RegistryError(
+            f"the files of version {number} of '{version.name}' are gone, such as by `prepare gc`",
+            where=str(folder),
+            hint=f"`{own_command('promote', run or 'RUN')}` makes them again from that run; or go "
+            "--to another version",
+        )
 
     def _check_points_to(
         self, version: str | None, name: str, model: Registered, alias: str

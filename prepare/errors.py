@@ -152,6 +152,17 @@ def means_broken_disk(error: OSError) -> bool:
     return error.errno in _BROKEN_DISK
 
 
+def is_of_disk(error: BaseException | None) -> bool:
+    """Return whether a full or broken disk is among the causes."""
+    while error is not None:
+        if isinstance(error, OSError) and (
+            error.errno in (errno.ENOSPC, errno.EDQUOT) or means_broken_disk(error)
+        ):
+            return True
+        error = error.__cause__
+    return False
+
+
 def explain(error: BaseException) -> BaseException:
     """Return what the system refuses anywhere as an expected error; others unchanged."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

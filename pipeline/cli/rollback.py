@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Annotated
 
 from pipeline.cli.options import (
@@ -14,6 +15,7 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.registry import open_asked
 from pipeline.cli.tables import print_json
+from prepare.interruption import hold_interruptions
 from prepare.own_command import own_command
 
 
@@ -33,8 +35,8 @@ def rollback(
     """Move an alias back to the version that it pointed to before.
 
     Each further call goes back one version; the alias `previous` goes with it, and is
-    removed when no version is left before. After a kill the same command completes
-    the begun move and goes no further.
+    removed when no version is left before. Interrupted, it ends after its move. Only a
+    repetition with --to or --if-current is safe after a SIGKILL.
 
     Examples
 
@@ -48,15 +50,20 @@ def rollback(
     from artifacts.registry import Cause, who_am_i
     from pipeline.environments.settings import load_settings
 
-    opened = open_asked(registry, load_settings(store))
-    move = opened.roll_back(
-        name, alias, Cause("rollback", who_am_i(), reason=reason), to=to, replaces=if_current
-    )
-    if as_json:
-        print_json({"schema_version": 1, "name": name, **move.model_dump()})
-        return
-    replaced = f", replacing version {move.replaced}" if move.replaced else ""
-    print(
-        f"{name}@{alias} is version {move.version} again{replaced}\n"
-        f"Next: {own_command('registry', name, '--history')}"
-    )
+    settings = load_settings(store)
+    opened = open_asked(registry, settings)
+    cause = Cause("rollback", who_am_i(), reason=reason)
+    local = settings.open_store()
+    # `prepare gc` would remove the version's files meanwhile.
+    in_use = local.in_use() if local.root.is_dir() else nullcontext()
+    # Interrupted between its move and these lines, it would be repeated, and go one further.
+    with in_use, opened.lock(), hold_interruptions():
+        move = opened.roll_back(name, alias, cause, to=to, replaces=if_current)
+        if as_json:
+            print_json({"schema_version": 1, "name": name, **move.model_dump()})
+            return
+        replaced = f", replacing version {move.replaced}" if move.replaced else ""
+        print(
+            f"{name}@{alias} is version {move.version} again{replaced}\n"
+            f"Next: {own_command('registry', name, '--history')}"
+        )

@@ -286,6 +286,38 @@ def test_the_same_promotion_completes_a_killed_one(good: FakeRun, kill_at: int) 
     assert folders == {version.tags["prepare.manifest"] for version in named}
 
 
+def test_what_a_killed_removal_and_killed_writers_leave_is_collected(good: FakeRun) -> None:
+    run = RunFolders(good.store).all()[0]
+    half = run.with_name(f".{run.name}.removed")
+    shutil.copytree(run, half)
+    (half / RUN_RECORD).unlink()
+    (attempts,) = (good.root / "attempts").iterdir()
+    left = attempts / ".000009.json.0af3"
+    left.write_text("{")
+    heard = Listener()
+    for each in find_garbage(good.store, [], 0, heard):
+        remove(each, good.store)
+    assert not half.exists()
+    assert not left.exists()
+    assert not [path for path in run.parent.iterdir() if path.name.startswith(".")]
+    assert heard.notes == []
+    assert list(attempts.iterdir())
+
+
+def test_a_collection_waits_for_a_promotion(good: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would remove files between their check and the move of the alias."""
+    seen = []
+    real = Registry.move
+
+    def move(*arguments: Any, **more: Any) -> Any:
+        seen.append(good.store.is_in_use)
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(Registry, "move", move)
+    good.promote(variant=ONE)
+    assert seen == [True]
+
+
 def test_the_command(good: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREPARE_STORE", str(good.store.root))
     monkeypatch.setenv("GITHUB_ACTOR", "ann")

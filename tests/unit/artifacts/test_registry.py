@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from registry_contract import Contract, processes, promote, race, register, weights
+from registry_contract import Contract, processes, promote, race, register, roll_back, weights
 from small_disk import fill, small_disk
 
 from artifacts import mlflow_store
@@ -128,6 +130,91 @@ class TestFiles:
         registry.register(NAME, tmp_path / "private", {MANIFEST_TAG: "a"})
         with pytest.raises(RegistryError, match="not a checkpoint"):
             registry.fetch(registry.versions(NAME)[0], tmp_path)
+
+
+UNFINISHED = """
+import os, signal, sqlite3, sys
+database = sqlite3.connect(sys.argv[1], isolation_level=None)
+database.execute("PRAGMA cache_size = 1")  # so that pages are written before the commit
+database.execute("BEGIN")
+for number in range(2_000):
+    database.execute("INSERT INTO registered_models (name) VALUES (?)", (f"{number:0500}",))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed_in_a_commit(uri: str) -> Path:
+    """Leave a journal whose writer has ended; the registry's file."""
+    file = Path(uri.removeprefix("sqlite:///"))
+    done = subprocess.run([sys.executable, "-c", UNFINISHED, str(file)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert Path(f"{file}-journal").stat().st_size
+    return file
+
+
+class TestAWriterKilledInItsCommit:
+    def test_the_next_command_rolls_it_back(self, uri: str, tmp_path: Path) -> None:
+        registry = Registry(uri)
+        register(registry, NAME, weights(tmp_path / "weights"), "a")
+        file = killed_in_a_commit(uri)
+        assert Registry(uri).names() == [NAME]
+        assert not Path(f"{file}-journal").exists()
+        promote(Registry(uri), NAME, "1", None)
+        assert Registry(uri).aliases(NAME) == {"champion": "1"}
+
+    def test_a_user_who_may_not_write_is_told_why(
+        self, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        register(Registry(uri), NAME, weights(tmp_path / "weights"), "a")
+        file = killed_in_a_commit(uri)
+        real = mlflow_store._connect  # root may write every file
+        monkeypatch.setattr(mlflow_store, "_connect", lambda path, mode: real(path, "ro"))
+        with pytest.raises(RegistryError, match=f"{file}-journal has to be rolled back"):
+            Registry(uri).names()
+
+
+class TestGoneFiles:
+    def test_no_rollback_to_a_version_without_its_files(self, uri: str, tmp_path: Path) -> None:
+        registry = Registry(uri)
+        folders = [weights(tmp_path / "versions" / each) for each in "ab"]
+        for number, folder in enumerate(folders, start=1):
+            registry.register(NAME, folder, {MANIFEST_TAG: folder.name, "prepare.run": "run-7"})
+            promote(registry, NAME, str(number), str(number - 1) if number > 1 else None)
+        shutil.rmtree(folders[0])
+        with pytest.raises(RegistryError, match=r"files of version 1 .* are gone") as caught:
+            roll_back(registry, NAME)
+        assert "run-7" in (caught.value.hint or "")
+        assert registry.aliases(NAME)["champion"] == "2"
+        with pytest.raises(RegistryError, match="not on this machine, or are gone"):
+            registry.fetch(registry.versions(NAME)[1], tmp_path)
+        shutil.rmtree(tmp_path / "versions")  # the files of another machine
+        assert roll_back(registry, NAME).version == "1"
+
+
+def test_a_move_that_never_happened_is_no_history(uri: str, tmp_path: Path) -> None:
+    """Killed after its note; the alias came there later, by another move."""
+    registry = Registry(uri)
+    register(registry, NAME, weights(tmp_path / "weights"), "abc")
+    promote(registry, NAME, "1", None)
+    with monkeypatched_aliases(), pytest.raises(KeyboardInterrupt):
+        promote(Registry(uri), NAME, "2", "1")
+    promote(registry, NAME, "3", "1")
+    promote(registry, NAME, "2", "3")
+    assert [(move.replaced, move.version) for move in registry.history(NAME)] == [
+        (None, "1"),
+        ("1", "3"),
+        ("3", "2"),
+    ]
+
+
+@contextmanager
+def monkeypatched_aliases() -> Iterator[None]:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mlflow_store.MlflowStore, "set_alias", interrupted)
+        yield
 
 
 def test_a_full_disk_is_named_with_its_cure(tmp_path: Path) -> None:

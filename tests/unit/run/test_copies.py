@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -146,6 +147,25 @@ class TestTries:
         spoil(tries.run_folder / FAILED / "a")
         (tries.run_folder / FAILED / "b").symlink_to("nowhere")  # just removed by --retry
         assert [type(each) for each in tries.failures().values()] == [StoreError]
+
+    def test_a_full_disk_is_no_variants_failure(self, tmp_path: Path) -> None:
+        """Another variant would take the alias, and the exit code would say that all is well."""
+
+        def score(variant: str, suite: str, number: int) -> float:
+            if variant == TWO and is_full:
+                full = OSError(errno.ENOSPC, "No space left on device")
+                raise StoreError("the attempt cannot be recorded") from full
+            return 1.0
+
+        is_full = True
+        bench = FakeRun(tmp_path / "store", PretendModels(score), recipes=(ONE, TWO), run_id="r")
+        with pytest.raises(StoreError):
+            bench.run()
+        folder = bench.root / "runs" / "r"
+        assert Tries(folder).failures() == {}
+        assert bench.registry.names() == []
+        is_full = False
+        assert [variant.verdict for variant in bench.run().variants] == ["pass", "pass"]
 
     def test_an_interruption_is_no_failure(self, tmp_path: Path) -> None:
         def interrupt(variant: str, suite: str, number: int) -> float:
