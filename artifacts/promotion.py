@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from uuid import uuid4
 
@@ -83,7 +82,8 @@ class PromotionRequest:
     name: str | None = None  # in the registry; None: the run's
     alias: str | None = None  # None: the policy's
     replaces: str | None = None  # version that the alias must point to now; None: any
-    since: datetime | None = None  # the alias must point to what it did then; None: any
+    # Number of a move: the alias must point to what it did after it; None: any.
+    since: int | None = None
     signer: Signer | None = None
 
 
@@ -387,13 +387,13 @@ def _has_files(version: Version) -> bool:
 
 
 def _find_pointed_to(
-    history: Sequence[Move], alias: str, at: datetime, current: str | None
+    history: Sequence[Move], alias: str, since: int, current: str | None
 ) -> str | None:
-    """Return the version that the alias pointed to.
+    """Return the version that the alias pointed to after a move.
 
-    A move without a known time counts as earlier.
+    Moves are numbered under the registry's lock; clocks of machines differ.
     """
-    later = [m for m in history if m.alias == alias and datetime.fromisoformat(m.when) > at]
+    later = [move for move in history if move.alias == alias and move.number > since]
     return later[0].replaced if later else current
 
 

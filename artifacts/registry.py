@@ -95,6 +95,11 @@ class Registered:
         last = self.last_note(move.alias)
         return last is not None and last[1] == move
 
+    @property
+    def last_move(self) -> int:
+        """Return the number of the last move that happened; 0 before the first."""
+        return max((move.number for move in self.history), default=0)
+
     def last_note(self, alias: str) -> tuple[str, Move] | None:
         """Return the tag and the alias' last move, which may be incomplete."""
         return next((note for note in reversed(self.notes) if note[1].alias == alias), None)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from datetime import datetime
 
 from artifacts.evidence.signing import Signer, find_signer
 from artifacts.promotion import PromotionRequest, promote
+from artifacts.registry import Registry
 from artifacts.requests import ModelRequest
 from artifacts.run_record import NOT_PREFERRED, RunReport
 from pipeline.environments.environment import Accelerator
@@ -90,6 +90,9 @@ def run_choices(choices: Choice, run: Run, signer: Signer | None = None) -> Exit
     registers = choices.asked.promote and is_main
     early = check_early(choices, settings, run.progress, registers=registers)
     choices = early.choices
+    if registers:
+        model = Registry(settings.registry_uri(choices.asked.registry)).model(choices.name)
+        run.log.update(moves_before=model.last_move if model is not None else 0)
     trusts_code = choices.asked.trust_remote_code
     checkpoints = choices.checkpoints
     locator = Locator(
@@ -188,7 +191,7 @@ def promote_passed(plan: Plan, choices: Choice, run: Run, signer: Signer | None)
         return exit_code_of([report.verdict for report in report_of_run.variants])
     # A champion that was set during the measurement may not be meant to be replaced.
     registry = run.settings.registry_uri(choices.asked.registry)
-    since = datetime.fromisoformat(report_of_run.started)
+    since = report_of_run.moves_before
     request = PromotionRequest(registry, name=choices.name, since=since, signer=signer)
     promoted = promote(report_of_run, passed, run.store, request, run.progress)
     for report in passed:

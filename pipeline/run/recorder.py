@@ -150,7 +150,12 @@ class RunRecorder:
                     known = {stage.key for stage in dead.stages if stage.key}
                     mine = [stage for stage in self._report.stages if stage.key not in known]
                     notes = [*dict.fromkeys([*dead.notes, *self._report.notes])]
-                    self.update(stages=[*dead.stages, *mine], notes=notes, started=dead.started)
+                    self.update(
+                        stages=[*dead.stages, *mine],
+                        notes=notes,
+                        started=dead.started,
+                        moves_before=dead.moves_before,
+                    )
 
     def finish(self, status: Ended, exit_code: int, error: PrepareError | None = None) -> None:
         if status == "failed":

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from pretend_stages import PretendModels, edit
 from spoilt_bundle import rewrite_manifest
 from typer.testing import CliRunner
 
-from artifacts import promotion
+from artifacts import promotion, registry
 from artifacts.evidence.verify import check_bundle, check_run
 from artifacts.garbage_collection import find_garbage, remove
 from artifacts.mlflow_store import MlflowStore
@@ -222,12 +222,28 @@ class TestAtTheEndOfARun:
     """What `prepare model` promotes by itself replaces only what it saw as it began."""
 
     def test_the_alias_moved_meanwhile(self, good: FakeRun) -> None:
-        began = datetime.now(UTC)
         good.promote(variant=ONE)
         with pytest.raises(RegistryError, match=r"points to version 1, not to no version"):
-            good.promote(variant=TWO, since=began)
+            good.promote(variant=TWO, since=0)
         assert good.champion() == ONE
-        good.promote(variant=TWO, since=datetime.now(UTC))
+        good.promote(variant=TWO, since=1)
+        assert good.champion() == TWO
+
+    @pytest.mark.parametrize("hours", [-2, 2])
+    def test_another_machines_clock_decides_nothing(
+        self, good: FakeRun, monkeypatch: pytest.MonkeyPatch, hours: int
+    ) -> None:
+        class Clock(datetime):
+            @classmethod
+            def now(cls, tz: Any = None) -> datetime:
+                return datetime.now(tz) + timedelta(hours=hours)
+
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(registry, "datetime", Clock)
+            good.promote(variant=ONE)
+        with pytest.raises(RegistryError, match=r"points to version 1, not to no version"):
+            good.promote(variant=TWO, since=0)
+        good.promote(variant=TWO, since=1)
         assert good.champion() == TWO
 
     def test_a_rollback_is_not_undone(self, good: FakeRun) -> None:
@@ -236,7 +252,7 @@ class TestAtTheEndOfARun:
         cause = Cause("rollback", "bob", reason="too slow")
         good.registry.roll_back("model", "champion", cause)
         with pytest.raises(RegistryError, match=r"rolled back by bob .*too slow") as caught:
-            good.promote(variant=TWO, since=datetime.now(UTC))
+            good.promote(variant=TWO, since=3)
         assert f"prepare promote {good.report.run}" in caught.value.hint
         assert good.champion() == ONE
         good.promote(variant=TWO)
