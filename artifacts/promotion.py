@@ -156,7 +156,7 @@ def promote_run(
 
     `prepare gc` waits, or the files could go before the alias names them.
     """
-    with store.in_use():
+    with store.in_use(progress.note):
         return _promote_checked(run, store, request, progress)
 
 

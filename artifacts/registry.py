@@ -327,13 +327,16 @@ class Registry:
     def _check_files(self, model: Registered, number: str) -> None:
         """Raise RegistryError for a version whose folder was removed from the store next to it.
 
-        A folder of another machine, whose parent is not here, cannot be looked at.
+        One of another machine or user, whose parent cannot be looked at, is believed.
         """
         version = model.find(number)
         folder = Path(version.source) if version is not None else Path()
-        if not folder.is_absolute() or folder.is_dir() or not folder.parent.is_dir():
+        try:
+            is_gone = folder.is_absolute() and folder.parent.is_dir() and not folder.is_dir()
+        except OSError:
+            is_gone = False
+        if version is None or not is_gone:
             return
-        assert version is not None
         run = version.tags.get(RUN_TAG, "")
         raise RegistryError(
             f"the files of version {number} of '{version.name}' are gone, such as by `prepare gc`",

@@ -152,12 +152,10 @@ def means_broken_disk(error: OSError) -> bool:
     return error.errno in _BROKEN_DISK
 
 
-def is_of_disk(error: BaseException | None) -> bool:
-    """Return whether a full or broken disk is among the causes."""
+def is_of_full_disk(error: BaseException | None) -> bool:
+    """Return whether a full disk is among the causes."""
     while error is not None:
-        if isinstance(error, OSError) and (
-            error.errno in (errno.ENOSPC, errno.EDQUOT) or means_broken_disk(error)
-        ):
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
         error = error.__cause__
     return False

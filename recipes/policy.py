@@ -155,7 +155,7 @@ class Suite(EvalTask):
         gt=0,
         le=1,
         description="mean score that `prepare plan` assumes of the baseline; the suite's own when "
-        "absent. It decides nothing",
+        "absent. No verdict depends on it",
     )
     noise_floor_questions: int = Field(
         0,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import Annotated
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from pipeline.cli.options import (
     IfCurrentOption,
@@ -15,8 +18,13 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.registry import open_asked
 from pipeline.cli.tables import print_json
+from prepare.errors import StoreError
 from prepare.interruption import hold_interruptions
 from prepare.own_command import own_command
+from prepare.store import Store
+
+if TYPE_CHECKING:
+    from artifacts.registry import Version
 
 
 def rollback(
@@ -53,9 +61,7 @@ def rollback(
     settings = load_settings(store)
     opened = open_asked(registry, settings)
     cause = Cause("rollback", who_am_i(), reason=reason)
-    local = settings.open_store()
-    # `prepare gc` would remove the version's files meanwhile.
-    in_use = local.in_use() if local.root.is_dir() else nullcontext()
+    in_use = _hold_files(opened.versions(name), settings.store)
     # Interrupted between its move and these lines, it would be repeated, and go one further.
     with in_use, opened.lock(), hold_interruptions():
         move = opened.roll_back(name, alias, cause, to=to, replaces=if_current)
@@ -67,3 +73,22 @@ def rollback(
             f"{name}@{alias} is version {move.version} again{replaced}\n"
             f"Next: {own_command('registry', name, '--history')}"
         )
+
+
+def _hold_files(versions: Sequence[Version], root: Path) -> AbstractContextManager[object]:
+    """Hold the store if it has versions: `prepare gc` would remove their files meanwhile.
+
+    A store that cannot be held, such as another user's, prevents no rollback.
+    """
+    if not any(Path(version.source).is_relative_to(root.resolve()) for version in versions):
+        return nullcontext()
+    try:
+        return Store(root).in_use(tell)
+    except StoreError as error:
+        tell(f"the store is not held against `prepare gc`: {error.message}")
+        return nullcontext()
+
+
+def tell(text: str) -> None:
+    """Print a note."""
+    print(text, file=sys.stderr)

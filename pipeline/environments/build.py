@@ -190,8 +190,9 @@ def _install(definition: EnvironmentDefinition, folder: Path, progress: Progress
         if line.startswith(_TOLD):
             progress.note(f"{definition.key}: {line}")
 
+    cache = folder.parents[1] / "uv-cache"
     new = ("venv", "--no-project", "--python", locked_python(), str(folder))
-    run_uv(new, folder=folder.parent)
+    run_uv(new, folder=folder.parent, cache=cache)
     wheels = installer_variables().get("UV_FIND_LINKS", "")
     if definition.pins.get("torch", "").endswith("+cpu") and not has_cpu_torch(wheels):
         wheels = ",".join(filter(None, [wheels, CPU_TORCH]))
@@ -203,6 +204,7 @@ def _install(definition: EnvironmentDefinition, folder: Path, progress: Progress
             *(("--find-links", wheels) if wheels else ()),
         ],
         folder=folder.parent,
+        cache=cache,
         on_line=tell,
     )
     for plugin in definition.plugins:
@@ -212,7 +214,7 @@ def _install(definition: EnvironmentDefinition, folder: Path, progress: Progress
             shutil.copytree(plugin, copy, ignore=shutil.ignore_patterns("__pycache__"))
             # uv builds it alone, with nothing from an index.
             own = ("pip", "install", *into, "--no-deps", "--no-index", str(copy))
-            run_uv(own, folder=folder.parent)
+            run_uv(own, folder=folder.parent, cache=cache)
 
 
 def _check(definition: EnvironmentDefinition, folder: Path) -> EnvironmentRecord:

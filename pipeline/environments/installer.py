@@ -28,22 +28,21 @@ _UV_VARIABLES = {
     "proxy": ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"),
 }
 _CACHE = "UV_CACHE_DIR"
+_PYTHONS = "python-build-standalone"  # in the address of uv's Pythons
+_PYTHON_CURE = "install Python 3.11, or set UV_PYTHON_INSTALL_MIRROR to a mirror of uv's Pythons"
 # What uv prints of a cause, and what to do; the first match is used.
 _CURES = (
     (
-        r"No space left",
+        r"No space left|Disk quota exceeded",
         "free some space (`prepare gc` may help), or set PREPARE_HOME, and UV_CACHE_DIR if it is "
         "set, to a larger disk",
     ),
     (
-        r"UnknownIssuer|certificate",
+        r"UnknownIssuer|invalid peer certificate",
         "a proxy or a mirror has a certificate that uv does not know: set SSL_CERT_FILE to the "
         "file of your site's certificates, or UV_SYSTEM_CERTS=true for the system's",
     ),
-    (
-        r"python-build-standalone|No interpreter found for",
-        "install Python 3.11, or set UV_PYTHON_INSTALL_MIRROR to a mirror of uv's Pythons",
-    ),
+    (r"No interpreter found for", _PYTHON_CURE),
     (
         r"(?i)proxy|tunnel",
         "HTTPS_PROXY or pip's setting `proxy` names a proxy that does not answer: correct or "
@@ -59,12 +58,17 @@ _CURE = (
 
 
 def run_uv(
-    arguments: Sequence[str], *, folder: Path, on_line: Callable[[str], None] = lambda line: None
+    arguments: Sequence[str],
+    *,
+    folder: Path,
+    cache: Path | None = None,
+    on_line: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Run uv to its end; it is killed with this process.
 
-    uv would read a project in `folder`. No configuration file is read: one of any folder above
-    would count, and another user may have written it.
+    `cache` is its cache where the user's is on another disk than `folder`. uv would read a project
+    in `folder`. No configuration file is read: one of any folder above would count, and another
+    user may have written it.
     """
     from uv import find_uv_bin
 
@@ -75,7 +79,7 @@ def run_uv(
     with subprocess.Popen(
         command,
         cwd=folder,
-        env=_with_cache_beside(folder, installer_variables()),
+        env=_with_cache(cache, folder, installer_variables()),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -103,20 +107,27 @@ def run_uv(
 
 def _cure_of(printed: str) -> str:
     """Return what to do about a failure of uv, by what it printed."""
-    return next((cure for cause, cure in _CURES if re.search(cause, printed)), _CURE)
+    if _PYTHONS in printed:
+        return _PYTHON_CURE
+    words = re.sub(r"https?://\S+", "", printed)  # a mirror may be called a proxy
+    return next((cure for cause, cure in _CURES if re.search(cause, words)), _CURE)
 
 
-def _with_cache_beside(folder: Path, environment: dict[str, str]) -> dict[str, str]:
-    """Return the variables with a cache on the folder's disk, unless one is named.
+def _with_cache(cache: Path | None, folder: Path, environment: dict[str, str]) -> dict[str, str]:
+    """Return the variables with that cache if the usual one is on another disk than the folder.
 
     uv links files of its cache into environments. From another disk it copies them, and that one
-    may be small: a home of 300 MB, next to a large PREPARE_HOME.
+    may be small: a home of 300 MB, next to a large PREPARE_HOME. Without a network the usual one
+    may have what is needed.
     """
-    caches = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    usual = Path(caches, "uv")
-    if environment.get(_CACHE) or _disk_of(usual) == _disk_of(folder):
+    if cache is None or any(environment.get(name) for name in (_CACHE, "UV_OFFLINE")):
         return environment
-    return {**environment, _CACHE: str(folder.parent / "uv-cache")}
+    try:
+        caches = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        is_same = _disk_of(Path(caches)) == _disk_of(folder)
+    except (OSError, RuntimeError):  # no home, or one that cannot be read
+        is_same = False
+    return environment if is_same else {**environment, _CACHE: str(cache)}
 
 
 def _disk_of(path: Path) -> int:

@@ -56,7 +56,7 @@ def find_build_faults(
     free = shutil.disk_usage(existing_folder(folder)).free
     if needed + at_once > free:
         keys = ", ".join(definition.key for definition in missing)
-        rest = f", with {decimal(at_once)} for variants," if at_once else ""
+        rest = f", with {decimal(at_once)} for variants" if at_once else ""
         yield PreflightError(
             f"the environments that are not built yet ({keys}) need {decimal(needed)} of disk"
             f"{rest}, {decimal(free)} are free",

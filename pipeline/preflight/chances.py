@@ -8,16 +8,19 @@ share values, so they are correlated normals. `benchmarks/policy_power.py` compa
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 
+from eval_gates.statistics.assay_sensitivity import check_sensitivity
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import Look, planned_looks
 from recipes.schema import Family
 
 _MAX_COUNTED_FLIPS = 30.0
+_MAX_EXACT_VALUES = 500
 _DRAWS = 4_000  # so that a chance is known to 0.8 points
 
 
@@ -95,6 +98,8 @@ def chance_of_sensitivity(
     """
     from eval_gates.statistics.bound import counted_bounds
 
+    if values <= _MAX_EXACT_VALUES:
+        return _exact_sensitivity(comparison, alpha, values, guessing, baseline)
     bounds = counted_bounds(
         [-guessing, comparison.weight - guessing],
         [values * (1 - baseline), values * baseline],
@@ -104,6 +109,20 @@ def chance_of_sensitivity(
     )
     variance = comparison.weight**2 * baseline * (1 - baseline)
     return _any_above([bounds.lower + comparison.threshold], variance, [values])
+
+
+def _exact_sensitivity(
+    comparison: Comparison, alpha: float, values: int, guessing: float, baseline: float
+) -> float:
+    """Return the same by the fewest right answers that show it."""
+    from scipy.stats import binom
+
+    def is_shown(right: int) -> bool:
+        scores = [1.0] * right + [0.0] * (values - right)
+        return check_sensitivity("guessing", scores, guessing, comparison).p_insensitive <= alpha
+
+    least = bisect_left(range(values + 1), True, key=is_shown)
+    return float(binom.sf(least - 1, values, baseline))
 
 
 def _draw_chances(

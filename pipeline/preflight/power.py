@@ -337,7 +337,7 @@ class _SuiteGate:
             )
         if self.suite.tier != "critical" or self._is_likely():
             return None
-        # What a baseline will score is an assumption, which refuses nothing.
+        # Whether a baseline will be sensitive is an assumption, and refuses nothing.
         if (passes := self._chances(0.0).passes) >= MIN_CHANCE:
             return None
         return self._error(

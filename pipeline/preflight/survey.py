@@ -89,7 +89,9 @@ def survey(
         return Survey(
             choices, sources, None, (fault,), choices.left_out
         )  # a run ends before all else
-    faults: list[PrepareError | None] = [find_library_fault(engine, kind)]
+    faults: list[PrepareError | None] = []
+    if engine.environment not in settings.environments:  # a site's own may have its libraries
+        faults.append(find_library_fault(engine, kind))
     preflight = None
     try:
         source = read_source(choices, settings)
@@ -114,7 +116,8 @@ def survey(
             faults += reading_faults(source, choices.environments, kind, settings)
         faults += _disk_faults(preflight, choices)
     variants = 0
-    if preflight is not None and _is_same_disk(settings.store, settings.home):
+    is_first = preflight is not None and not _has_variants(preflight, choices)
+    if preflight is not None and is_first and _is_same_disk(settings.store, settings.home):
         variants = preflight.bytes_to_make()
     faults += find_build_faults(choices.environments, kind, settings, at_once=variants)
     faults += _question_faults(choices, policy, sources, settings, progress)
@@ -187,15 +190,20 @@ def check_fitted(
 
 def _disk_faults(preflight: Preflight, choices: Choice) -> list[PrepareError]:
     """Check the disk if the store has no variants."""
-    folder = preflight.store / "stages" / "quantize"
     reference = choices.reference
-    all_made = preflight.made.issuperset(recipe.name for recipe in choices.recipes)
-    if not all_made and folder.is_dir() and any(folder.iterdir()):
+    if _has_variants(preflight, choices):
         return []
     download = 0
     if reference.kind == "hub" and _is_same_disk(preflight.store, hub_cache()):
         download = bytes_to_download(reference.name, reference.revision)
     return preflight.disk_fault((), download)
+
+
+def _has_variants(preflight: Preflight, choices: Choice) -> bool:
+    """Return whether the store has variants, of which some may be this run's."""
+    folder = preflight.store / "stages" / "quantize"
+    all_made = preflight.made.issuperset(recipe.name for recipe in choices.recipes)
+    return not all_made and folder.is_dir() and any(folder.iterdir())
 
 
 def _registry_faults(choices: Choice, settings: Settings) -> Iterator[PrepareError]:

@@ -29,7 +29,9 @@ from prepare.untrusted import read_record
 from recipes.policy import Policy
 
 RESTORE = "restore it: without it the number of attempts is not known"
-_UNLIKE_CRITERIA = {"concurrency", "noise_floor_questions", "sources", "usual"}
+_UNLIKE_CRITERIA = {
+    *("assumed_baseline", "concurrency", "noise_floor_questions", "sources", "usual"),
+}
 _NOT_CRITERIA: Any = {
     **{"name": True, "summary": True, "promotion": True, "engine": True},
     "suites": {"__all__": _UNLIKE_CRITERIA},

@@ -202,15 +202,29 @@ def test_the_cache_is_on_the_environments_disk(
     """A home of 300 MB, and PREPARE_HOME on a large disk."""
     monkeypatch.delenv("UV_CACHE_DIR", raising=False)
     told: list[str] = []
-    same = tmp_path / "home" / "environments"
-    same.mkdir(parents=True)
+    home = tmp_path / "home"
+    (home / "environments").mkdir(parents=True)
+
+    def ask() -> None:
+        command = ["cache", "dir"]
+        folder = home / "environments"
+        run_uv(command, folder=folder, cache=home / "uv-cache", on_line=told.append)
+
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    run_uv(["cache", "dir"], folder=same, on_line=told.append)
+    ask()
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/shm")  # another disk
-    run_uv(["cache", "dir"], folder=same, on_line=told.append)
+    ask()
+    with monkeypatch.context() as offline:
+        offline.setenv("UV_OFFLINE", "1")
+        ask()
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "named"))
-    run_uv(["cache", "dir"], folder=same, on_line=told.append)
-    assert told == [str(tmp_path / each) for each in ("cache/uv", "home/uv-cache", "named")]
+    ask()
+    assert told == [
+        str(tmp_path / "cache" / "uv"),
+        str(home / "uv-cache"),
+        "/dev/shm/uv",
+        str(tmp_path / "named"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +234,7 @@ def test_the_cache_is_on_the_environments_disk(
         ("invalid peer certificate: UnknownIssuer", "SSL_CERT_FILE"),
         ("failed to fetch github.com/astral-sh/python-build-standalone", "Python 3.11"),
         ("tcp connect error: tunnel error: unsuccessful", "proxy"),
-        ("no solution", "UV_DEFAULT_INDEX"),
+        ("404 https://nexus/repository/pypi-proxy/torch", "UV_DEFAULT_INDEX"),
     ],
 )
 def test_what_to_do_follows_from_what_uv_printed(

@@ -78,6 +78,8 @@ def test_it_agrees_with_replays(comparison: Comparison, n: int, flips: float, lo
         (Comparison.points(0.02), 2000, 0.25, 0.3),
         (Comparison.points(0.05), 100, 0.0, 0.15),
         (Comparison.recovery(0.9), 280, 0.25, 0.35),
+        (Comparison.recovery(0.8), 20, 0.0, 0.1),
+        (Comparison.points(0.1), 5, 0.25, 0.9),
         (Comparison.recovery(0.9), 280, 0.25, 0.6),
     ],
 )
