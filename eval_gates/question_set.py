@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from eval_gates.clusters import labels_of
 from eval_gates.rows import PROMPT_DIGEST, Question, digest_document
 from eval_gates.suites.json_lines import FIELDS, read_rows
+from eval_gates.suites.suite_kind import SuiteKind
 from prepare.errors import EvaluationDataError
 
 LARGEST_SHARE_OF_COPIES = 0.05  # MMLU's own is 0.007
@@ -20,7 +22,11 @@ Questions = list[Question]
 
 
 def judged_apart(
-    questions: Questions, files: Sequence[Path], cluster: str | None, note: Callable[[str], None]
+    kind: SuiteKind[Any],
+    questions: Questions,
+    files: Sequence[Path],
+    cluster: str | None,
+    note: Callable[[str], None],
 ) -> Questions:
     """Return the questions of these files without copies, and clustered by a field, if any.
 
@@ -28,13 +34,33 @@ def judged_apart(
     """
     if cluster:
         questions = with_clusters(with_fields(questions, files) if files else questions, cluster)
-    return without_copies(questions, note, ", ".join(map(str, files)))
+    place = ", ".join(map(str, files))
+    apart = without_copies(questions, note, place, may_repeat=kind.may_repeat)
+    return _with_judged_clusters(apart, kind.judged_group)
 
 
-def without_copies(questions: Questions, note: Callable[[str], None], place: str = "") -> Questions:
+def _with_judged_clusters(questions: Questions, group: str | None) -> Questions:
+    """Return the clusters of which the suite's own gate counts a question.
+
+    Others have copies alone there, such as a turn whose ladder alone is not a copy.
+    """
+    if group is None:
+        return questions
+    pairs = list(zip(labels_of(questions), questions, strict=True))
+    judged = {label for label, question in pairs if question.group == group}
+    return [question for label, question in pairs if label in judged]
+
+
+def without_copies(
+    questions: Questions,
+    note: Callable[[str], None],
+    place: str = "",
+    *,
+    may_repeat: bool = False,
+) -> Questions:
     """Return the questions without copies, which would count as separate evidence.
 
-    Copies within one cluster stay.
+    Copies within one cluster stay. EvaluationDataError for many, unless they `may_repeat`.
     """
     ids = Counter(question.id for question in questions)
     name, times = ids.most_common(1)[0] if ids else ("", 1)
@@ -55,7 +81,7 @@ def without_copies(questions: Questions, note: Callable[[str], None], place: str
         else:
             copied = copied or content
     copies = len(questions) - len(kept)
-    if copies > LARGEST_SHARE_OF_COPIES * len(questions):
+    if copies > LARGEST_SHARE_OF_COPIES * len(questions) and not may_repeat:
         raise EvaluationDataError(
             f"{copies} of {len(questions)} questions are copies of others",
             where=f"{place or 'the suite'}, one of these questions: {copied[:200]}",

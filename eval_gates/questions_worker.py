@@ -34,7 +34,7 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     choices = facts.pop("choices", {})
     files = kind.folder_files(folder) if source.kind == "folder" and folder is not None else []
     cluster = task.cluster_by
-    questions = judged_apart(questions, files, cluster, progress.note)
+    questions = judged_apart(kind, questions, files, cluster, progress.note)
     if cluster:
         facts["clusters"] = len({question.cluster for question in questions})
     rows = [question.to_row() for question in shuffle(questions, spec["seed"])]

@@ -90,7 +90,8 @@ def examples_of(
                 prompt=prompt_of(question),
                 expected=shorten(question.expected) if question and question.expected else None,
                 baseline=answer_of(answered.suite, question, before, metric)
-                + marked(after, "token"),
+                # Where a variant reads its baseline's text, its row has what differs.
+                + marked(after if "flip" in after.own else before, "token"),
                 variant=answer_of(answered.suite, question, after, metric)
                 + marked(after, "choice"),
             )

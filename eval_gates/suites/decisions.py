@@ -73,6 +73,7 @@ class Decisions(SuiteKind[DecisionsTask]):
     reads_cut_off = True
     asks_baseline_twice = True
     judged_group = AS_LOGGED
+    may_repeat = True
     private_keys = ("text", "decision", "reference")
 
     def __init__(self) -> None:

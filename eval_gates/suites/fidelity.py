@@ -80,6 +80,7 @@ class Fidelity(SuiteKind[FidelityTask]):
     folder_stem = STEM
     carried = CARRIED_FILE
     assumed_baseline = 0.99
+    may_repeat = True
     decision = DepthSuite
     reads_baseline = True
     is_whole_in_bundle = False

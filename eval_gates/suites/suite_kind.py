@@ -75,6 +75,8 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
     # Group of the questions that the suite's own gate counts, of which each cluster has one; None:
     # all. The others are of further gates.
     judged_group: str | None = None
+    # Logs repeat: a copy is left out, however many there are.
+    may_repeat: bool = False
     # Own keys with texts, which are stored apart from bundled answers.
     private_keys: tuple[str, ...] = ()
     # Whether a bundle has all files that `open` reads: it lacks private texts and data sets.

@@ -103,7 +103,7 @@ class SourceResolver:
         with TemporaryDirectory() as made:
             order = QuestionOrder(identity, folder, Path(made), NullProgress())
             questions = kind.known_questions(suite, order)
-        judged_apart(questions, kind.folder_files(folder), suite.cluster_by, self.note)
+        judged_apart(kind, questions, kind.folder_files(folder), suite.cluster_by, self.note)
 
     def note_remarks(self, policy: Policy) -> None:
         """Note what suites read otherwise in local files; a run notes it when it lays them out.

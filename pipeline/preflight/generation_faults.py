@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from eval_gates.suites.decision_task import ABOUT_CALLS, gates_of
 from eval_gates.suites.suite_kind import ChatNeed, kind_of
 from pipeline.plan.generation_settings import form_of, model_sampling, resolve_generation
 from prepare.errors import CheckpointError, PrepareError, UsageError, did_you_mean
@@ -64,6 +65,21 @@ def generation_faults(
     if model.is_template_known:
         faults += _template_faults(resolve_generation(policy, model), model, config or {})
     return faults
+
+
+def tool_notes(policy: Policy, profile: ServingProfile) -> Iterator[str]:
+    """Yield a note on gates of calls that a server of the promoted version would not take."""
+    names = [
+        name
+        for name, suite in policy.suites.items()
+        if any(kind in ABOUT_CALLS for kind, _ in gates_of(suite))
+    ]
+    if names and SWITCH not in profile.engine_arguments:
+        yield (
+            f"{', '.join(names)}: calls are read from texts, and a server by this profile refuses "
+            f"requests with tools; set {SWITCH} and {PARSER} in the profile's engine_arguments to "
+            "serve what is promoted to agents"
+        )
 
 
 def form_notes(policy: Policy, model: ModelGeneration) -> Iterator[str]:

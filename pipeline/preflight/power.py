@@ -133,7 +133,8 @@ def recheck_notes(policy: Policy, recipes: Sequence[Recipe], counts: Counts) -> 
             if family == "baseline" or known is None:
                 continue
             margin = comparison_of(suite.margins[family]).margin
-            first = planned_looks(known, margin)[0].n
+            asks_all = kind_of(suite).asks_baseline_twice
+            first = known if asks_all else planned_looks(known, margin)[0].n
             wanted = engine_margin(policy, name, family)
             if policy.engine_margin(name, family) is not None:
                 compared = suite.model_copy(update={"margins": {family: wanted}})
@@ -281,6 +282,8 @@ class _SuiteGate:
             words += f", decided after {looks} {self.unit}"
             if self.suite.cluster_by:
                 words += ", of which each is assumed to change as a whole"
+            if self.kind.asks_baseline_twice:
+                words += " (all are asked)"
             passes, said = self._outcome(0.0, "nothing")
             words += f"; {said}"
             if usual is not None:

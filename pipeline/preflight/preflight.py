@@ -22,7 +22,7 @@ from pipeline.preflight.checkpoint_faults import (
     longest_context,
     may_exceed_context,
 )
-from pipeline.preflight.generation_faults import form_notes, generation_faults
+from pipeline.preflight.generation_faults import form_notes, generation_faults, tool_notes
 from pipeline.preflight.gpu_fit import gpu_remarks
 from pipeline.preflight.host_memory import HostNeed, making_needs, serving_bytes
 from pipeline.preflight.machine import (
@@ -173,6 +173,7 @@ class Preflight:
         if why:
             notes.append(f"memory is not checked before the run: {why}")
         notes += form_notes(self.choices.policy, self.source.generation)
+        notes += tool_notes(self.choices.policy, self.profile)
         if self.profile.accelerator == "cuda":
             notes += gpu_remarks(self._served, self.machine.compute_capability)
         return notes

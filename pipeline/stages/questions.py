@@ -61,7 +61,7 @@ class QuestionsResult(Record):
         return self.clusters or self.questions
 
 
-QUESTIONS = Stage("questions", 8, QuestionsParameters, QuestionsRuntime, QuestionsResult)
+QUESTIONS = Stage("questions", 9, QuestionsParameters, QuestionsRuntime, QuestionsResult)
 
 
 def run(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> QuestionsResult:

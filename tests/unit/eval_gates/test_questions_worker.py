@@ -12,9 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from listener import Listener
 
-from eval_gates.question_set import with_clusters, without_copies
+from eval_gates.question_set import judged_apart, with_clusters, without_copies
 from eval_gates.questions_worker import run, shuffle
 from eval_gates.rows import Question
+from eval_gates.suites.decision_task import AS_LOGGED
+from eval_gates.suites.decisions import Decisions
+from eval_gates.suites.json_lines import FIELDS
 from eval_gates.suites.mbpp import Mbpp
 from eval_gates.suites.mmlu import Mmlu
 from pipeline.stages.questions import QuestionsParameters
@@ -216,6 +219,28 @@ class TestCopies:
         apart = [replace(row, cluster=row.id) for row in rows]
         with pytest.raises(EvaluationDataError, match="20 of 40"):
             without_copies(apart, Listener().note)
+
+    def test_logs_repeat(self) -> None:
+        rows = [Question(str(n), str(n // 2)) for n in range(40)]
+        listener = Listener()
+        kept = without_copies(rows, listener.note, may_repeat=True)
+        assert [row.id for row in kept] == [str(n) for n in range(0, 40, 2)]
+        assert listener.notes == ["20 of 40 questions are copies of others, and left out"]
+
+    def test_a_session_with_copies_alone_as_logged_is_left_out(self) -> None:
+        """Its last turn's ladder is no copy: elsewhere that turn is not the last."""
+        first = {FIELDS: {"session": "a"}}
+        second = {FIELDS: {"session": "b"}}
+        third = {FIELDS: {"session": "c"}}
+        rows = [
+            Question("a/0", "x", group=AS_LOGGED, data=first),
+            Question("a/1", "y", group=AS_LOGGED, data=first),
+            Question("b/0", "x", group=AS_LOGGED, data=second),
+            Question("b/0/4 tools", "x4", group="4 tools", data=second),
+            Question("c/0", "z", group=AS_LOGGED, data=third),
+        ]
+        kept = judged_apart(Decisions(), rows, [], "session", Listener().note)
+        assert [row.id for row in kept] == ["a/0", "a/1", "c/0"]
 
     def test_an_id_twice(self) -> None:
         rows = [Question("a", "1"), Question("a", "2")]

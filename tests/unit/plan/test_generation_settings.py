@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from pipeline.plan.generation_settings import resolve_generation
-from pipeline.preflight.generation_faults import form_notes, generation_faults
+from pipeline.preflight.generation_faults import form_notes, generation_faults, tool_notes
 from prepare.errors import CheckpointError
 from recipes.catalog import load_policy, load_profile, policy_names
 from recipes.checkpoints.chat_template import ModelGeneration
@@ -47,6 +47,17 @@ def test_another_form_than_usual_is_said() -> None:
     (note,) = form_notes(policy(a="auto", b="completion"), BASE)
     assert "a asked in the completion format" in note
     assert list(form_notes(policy(a="auto"), TEMPLATE)) == []
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("calls", True), ("declines", False)])
+def test_a_gate_of_calls_needs_a_parser_to_be_served(kind: str, is_told: bool) -> None:
+    suite = {"kind": "decisions", "margins": MARGINS, "kinds": {kind: {"margins": MARGINS}}}
+    asked = Policy.model_validate({"name": "p", "summary": "s", "suites": {"logs": suite}})
+    profile = load_profile("cpu")
+    assert [note.startswith("logs: ") for note in tool_notes(asked, profile)] == [True] * is_told
+    arguments = {**profile.engine_arguments, "enable-auto-tool-choice": True}
+    served = profile.model_copy(update={"engine_arguments": arguments})
+    assert list(tool_notes(asked, served)) == []
 
 
 def test_templates_without_a_default_one_are_refused_where_chats_are_asked() -> None:

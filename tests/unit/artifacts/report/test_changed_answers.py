@@ -16,6 +16,7 @@ from artifacts.report.answers import (
 )
 from artifacts.report.reported_run import PairedAnswers, ReportedRun
 from eval_gates.rows import Answer, Question
+from eval_gates.suites.decisions import Decisions
 from eval_gates.suites.fidelity import Fidelity
 from eval_gates.suites.humaneval import HumanEval
 from eval_gates.suites.mmlu import Mmlu
@@ -27,6 +28,7 @@ CLOZE = Mmlu.policy(margins=MARGINS, prompt_format="cloze")
 LETTER = Mmlu.policy(margins=MARGINS, prompt_format="letter")
 ROUGE = Rouge.policy(margins=MARGINS)
 LOGS = Fidelity.policy(margins=MARGINS)
+AGENTS = Decisions.policy(margins=MARGINS)
 HUMANEVAL = HumanEval.policy(margins=MARGINS)
 QUESTION = Question("1", data={"choices": ["a very long stone", "ice", "all", "none"], "answer": 2})
 
@@ -82,6 +84,19 @@ def test_the_ten_worst_conversations_with_their_first_other_token() -> None:
     assert "the first other token is number 2, by 0.250 nats" in worst.variant
     assert "The \u27e6cat\u27e7 sat" in worst.baseline
     assert worst.variant.endswith("The \u27e6dog\u27e7")
+
+
+def test_each_side_of_a_decision_has_its_own_text() -> None:
+    """A variant that drops an argument was shown with equal texts."""
+    texts = ['{"day": "Monday", "part": "chain"}', '{"day": "Monday"}']
+    before, after = (
+        [Answer("s/0", "p", score, None, own={"text": text})]
+        for score, text in zip((1.0, 0.0), texts, strict=True)
+    )
+    (shown,) = examples_of("fp8", "agents", PairedAnswers(before, after, {}, AGENTS)).shown
+    assert texts[0] in shown.baseline
+    assert texts[1] in shown.variant
+    assert texts[1] not in shown.baseline
 
 
 def test_an_answer_as_text() -> None:

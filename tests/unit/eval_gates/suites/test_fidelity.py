@@ -109,7 +109,7 @@ def test_lines_that_continue_each_other_are_one_session(tmp_path: Path) -> None:
     task = TASK.model_copy(update={"cluster_by": "session"})
     assert kind.count_clusters(cast(Suite, task), source, file) == 3
     questions, _ = kind.questions(task, QuestionOrder(source, file, tmp_path, Listener()))
-    grouped = judged_apart(questions, [file], "session", lambda text: None)
+    grouped = judged_apart(Fidelity(), questions, [file], "session", lambda text: None)
     assert [len(rows) for rows in group_by_cluster(grouped)] == [3, 3, 1]
     assert not any("asks" in json.dumps(each.to_row()) for each in grouped)
 
