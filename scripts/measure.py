@@ -18,7 +18,7 @@ PRODUCT = ("prepare", "pipeline", "recipes", "eval_gates", "artifacts")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 CEILINGS = {
     "tokens": 358_500,
-    "own_names_imported_per_file": 12.4,
+    "own_names_imported_per_file": 12.5,
     "classes": 508,
     "tuple_assignments": 0,
     "files_in_a_folder": 27,
