@@ -151,14 +151,14 @@ def doubled(folder: Path, model: Path) -> dict[str, str]:
 
 
 # What was measured with these 40 sessions: the gate's exit code, and the verdict of the checker of
-# BFCL. The baseline calls in all of 95 turns, and the opener's token leads by 6.1 nats (median).
+# BFCL. The baseline calls in all of 55 turns, and the opener's token leads by 6.1 nats (median).
 @pytest.mark.parametrize(
     ("change", "code", "single_turns"),
     [
-        (head_row(0.98), 0, "pass"),  # 92 calls, lead 5.3: 2 points are inside of the margin
-        (head_row(0.9), 5, "pass"),  # 71 calls, lead 2.4: 17 points, of which 40 sessions show 5
+        (head_row(0.98), 0, "pass"),  # 52 calls, lead 5.3: 3 points are inside of the margin
+        (head_row(0.9), 5, "pass"),  # 41 calls, lead 2.4: 13 points, of which 40 sessions show 3
         (head_row(0.8), 4, "fail"),  # no call is left
-        (doubled, 5, "pass"),  # 89 calls with equal arguments, 23 of 24 single turns
+        (doubled, 5, "pass"),  # 51 calls with equal arguments, 23 of 24 single turns
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -184,7 +184,7 @@ def test_a_broken_model_does_not_pass(
 def test_a_cache_of_four_bits(
     gate: Gate, passed: dict[str, Any], cpu_profile: ServingProfile, tmp_path: Path
 ) -> None:
-    """It still calls in 79 of 95 turns, 65 times the same tool, 40 times with equal arguments."""
+    """It calls in 47 of 55 turns, 35 times the same tool, 23 times with equal arguments."""
     code, report = gate.compare_changed(four_bits, cpu_profile, tmp_path)
     assert code == 4, report
     gates = gates_of(report)
