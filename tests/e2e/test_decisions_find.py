@@ -213,4 +213,4 @@ def test_fp8_as_it_comes(gate: Gate) -> None:
         told = ("name", "verdict", "n", "candidate", "lower", "upper", "turns", "kept_turns")
         print({key: result.get(key) for key in told}, flush=True)
     assert done.returncode == 0, report
-    assert gates_of(report)["agents calls"]["kept_turns"] >= 90
+    assert gates_of(report)["agents calls"]["kept_turns"] >= 50  # of 55; 53 on a CPU with AVX2
