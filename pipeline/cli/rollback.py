@@ -21,7 +21,6 @@ from pipeline.cli.tables import print_json
 from prepare.errors import StoreError
 from prepare.interruption import hold_interruptions
 from prepare.own_command import own_command
-from prepare.store import Store
 
 if TYPE_CHECKING:
     from artifacts.registry import Version
@@ -80,6 +79,8 @@ def _hold_files(versions: Sequence[Version], root: Path) -> AbstractContextManag
 
     A store that cannot be held, such as another user's, prevents no rollback.
     """
+    from prepare.store import Store
+
     if not any(Path(version.source).is_relative_to(root.resolve()) for version in versions):
         return nullcontext()
     try:
