@@ -30,9 +30,8 @@ from pipeline.stages.verdict import JUDGE
 from prepare.errors import RegistryError, StoreError
 from prepare.events import Progress
 from prepare.stage import StageRecord, StageReference, StageSpec
-from prepare.store import RECORD, RunFolders, Store
+from prepare.store import RECORD, REMOVED, RunFolders, Store
 
-REMOVED = ".removed"
 TEMPORARY = "temporary file"
 
 
@@ -122,8 +121,6 @@ class _Kept:
 
     def read_runs(self, progress: Progress) -> Iterator[tuple[str, RunReport]]:
         for folder in RunFolders(self._store).all():
-            if folder.name.endswith(REMOVED):
-                continue  # a removal that was killed
             try:
                 yield folder.name, read_run(folder)
             except StoreError as error:
@@ -185,7 +182,8 @@ class _Kept:
                 yield GarbageItem("unfinished stage", folder)
             elif (folder.parent.name, folder.name) not in self.stages:
                 yield GarbageItem("stage", folder)
-        for folder in RunFolders(self._store).all():
+        folders = RunFolders(self._store)
+        for folder in (*folders.all(), *folders.half_removed()):
             if folder.name not in self.runs:
                 yield GarbageItem("run", folder)
         for file in sorted((root / "answers").glob("*.jsonl")):

@@ -5,7 +5,6 @@ A file is read without MLflow, which takes seconds.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
@@ -26,9 +25,10 @@ from uuid import uuid4
 
 from artifacts.mlflow_session import bound_requests, download, refuse_other_host
 from prepare.credentials import restore_credentials
-from prepare.errors import RegistryError, UsageError
+from prepare.errors import RegistryError, UsageError, means_full_disk
 from prepare.private_files import flush_folder, is_shared
 from prepare.untrusted import MEBIBYTE, open_regular
+from prepare.user_path import nearest_existing
 from recipes.checkpoints.weight_files import plain_files
 
 EMBEDDED = "sqlite:///"
@@ -57,8 +57,6 @@ ODD_PARTS = (
 HAS_REVISION = "SELECT name FROM sqlite_master WHERE name = 'alembic_version'"
 REVISION = "SELECT version_num FROM alembic_version"
 NEIGHBOURS = ("-journal", "-wal", "-shm", ".lock")  # files that SQLite and the lock open
-FIRST_READ = "PRAGMA schema_version"
-UNFINISHED = "SQLITE_READONLY_ROLLBACK"  # a journal is there whose writer has ended
 QUERY_S = 60.0
 MAX_ROWS = 1_000_000
 MAX_VALUE_BYTES = 16 * MEBIBYTE
@@ -114,7 +112,7 @@ class MlflowStore:
         if self._file is None:
             return
         with self._errors():
-            there = next(place for place in (self._file, *self._file.parents) if place.exists())
+            there = nearest_existing(self._file)
         if there != self._file and not there.is_dir():
             raise self._refusal(f"{there} is not a folder")
         if not os.access(there, os.W_OK):
@@ -339,7 +337,7 @@ class MlflowStore:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            if isinstance(error, OSError) and means_full_disk(error):
                 raise  # maybe not the registry's disk
             raise self._refusal(str(error)) from error
         except Exception as error:
@@ -385,11 +383,7 @@ def _open_to_read(file: Path) -> Iterator[sqlite3.Connection]:
     """Open a database of others; sqlite3.Error if a query takes too long."""
     end = time.monotonic() + QUERY_S
     with closing(_connect(file, "ro")) as database:
-        try:
-            database.execute(FIRST_READ)
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorname != UNFINISHED:
-                raise
+        if _is_unfinished(database):
             _roll_back(file)
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
         database.set_progress_handler(lambda: time.monotonic() > end, 10_000)
@@ -406,15 +400,22 @@ def _roll_back(file: Path) -> None:
     SQLite locks the file meanwhile.
     """
     with closing(_connect(file, "rw")) as database:
-        try:
-            database.execute(FIRST_READ)
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorname != UNFINISHED:
-                raise
+        if _is_unfinished(database):
             raise sqlite3.OperationalError(
                 f"a writer was killed, and {file}-journal has to be rolled back by a user who may "
                 "write both files: any command of prepare does so"
-            ) from error
+            )
+
+
+def _is_unfinished(database: sqlite3.Connection) -> bool:
+    """Return whether a journal is there whose writer has ended, and this may not roll it back."""
+    try:
+        database.execute("PRAGMA schema_version")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
+            raise
+        return True
+    return False
 
 
 @cache

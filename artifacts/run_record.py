@@ -247,8 +247,8 @@ class RunReport(Record):
     resolved: ResolvedOptions
     checkpoint: SourceInfo | None
     registered_name: str | None = Field(None, description="name in the model registry")
-    moves_before: int | None = Field(
-        None, description="number of the name's last move in the registry, as the run began"
+    moves_before: int = Field(
+        0, description="number of the name's last move in the registry, as the run began"
     )
     variants: list[VariantReport]
     stages: list[StageReport]

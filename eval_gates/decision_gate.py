@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from statistics import median, quantiles
 from typing import Literal
 
 from pydantic import Field
 
-from eval_gates.clusters import group_by_cluster, labels_of
+from eval_gates.clusters import group_by_cluster
 from eval_gates.decisions import KINDS, READER_ERRORS, keeps
 from eval_gates.gate_result import SCORE, GateResult, Verdict
 from eval_gates.rows import Answer
@@ -96,27 +95,22 @@ class _Turns:
 
     rows: Answers
     values: list[float]  # 0 or 1, by turn
+    by_session: list[float]  # share of a session's turns
 
     @classmethod
     def of(cls, rows: Answers, kind: str, gate: KindGate) -> _Turns:
         about = [
             row for row in rows if row.group == gate.group and (not kind or keeps(kind) in row.own)
         ]
-        return cls(about, [_value(row, kind) for row in about])
+        shares = [
+            sum(_value(row, kind) for row in session) / len(session)
+            for session in group_by_cluster(about)
+        ]
+        return cls(about, [_value(row, kind) for row in about], shares)
 
     @property
     def kept(self) -> int:
         return round(sum(self.values))
-
-    @property
-    def by_session(self) -> list[float]:
-        """Return each session's share of kept turns."""
-        kept_by_row = zip(labels_of(self.rows), self.values, strict=True)
-        sessions = [
-            [value for _, value in turns]
-            for _, turns in groupby(kept_by_row, key=lambda turn: turn[0])
-        ]
-        return [sum(values) / len(values) for values in sessions]
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,12 @@ def judged_apart(
         questions = with_clusters(with_fields(questions, files) if files else questions, cluster)
     place = ", ".join(map(str, files))
     apart = without_copies(questions, note, place, may_repeat=kind.may_repeat)
-    return _with_judged_clusters(apart, kind.judged_group)
+    return _with_judged_clusters(apart, kind.judged_group, note)
 
 
-def _with_judged_clusters(questions: Questions, group: str | None) -> Questions:
+def _with_judged_clusters(
+    questions: Questions, group: str | None, note: Callable[[str], None]
+) -> Questions:
     """Return the clusters of which the suite's own gate counts a question.
 
     Others have copies alone there, such as a turn whose ladder alone is not a copy.
@@ -48,6 +50,8 @@ def _with_judged_clusters(questions: Questions, group: str | None) -> Questions:
         return questions
     pairs = list(zip(labels_of(questions), questions, strict=True))
     judged = {label for label, question in pairs if question.group == group}
+    if left_out := len({label for label, _ in pairs} - judged):
+        note(f"{left_out} clusters have nothing {group} that is no copy, and are left out")
     return [question for label, question in pairs if label in judged]
 
 

@@ -152,10 +152,15 @@ def means_broken_disk(error: OSError) -> bool:
     return error.errno in _BROKEN_DISK
 
 
+def means_full_disk(error: OSError) -> bool:
+    """Return whether a disk or a quota is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def is_of_full_disk(error: BaseException | None) -> bool:
     """Return whether a full disk is among the causes."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and means_full_disk(error):
             return True
         error = error.__cause__
     return False
@@ -163,7 +168,7 @@ def is_of_full_disk(error: BaseException | None) -> bool:
 
 def explain(error: BaseException) -> BaseException:
     """Return what the system refuses anywhere as an expected error; others unchanged."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and means_full_disk(error):
         return StoreError(
             "the disk is full",
             where=str(error.filename or "the store, or where standard output goes"),

@@ -26,7 +26,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from prepare.digest import digest_json
-from prepare.errors import StageLostError, StoreError, means_broken_disk
+from prepare.errors import StageLostError, StoreError, means_broken_disk, means_full_disk
 from prepare.file_locks import is_locked, locked
 from prepare.own_command import own_command
 from prepare.private_files import (
@@ -39,8 +39,10 @@ from prepare.private_files import (
 )
 from prepare.stage import StageRecord, StageReference
 from prepare.untrusted import MAX_RECORD_BYTES, UntrustedFileError, parse_record, read_regular
+from prepare.user_path import nearest_existing
 
 RECORD = "stage.json"
+REMOVED = ".removed"  # end of the name of a folder that is being removed
 RUN_RECORD = "run.json"
 ALIVE = "alive"
 """Lock of a run's main process."""
@@ -168,7 +170,7 @@ class Store:
             except OSError as error:  # other errors may be the stage's own
                 if not partial.exists():
                     raise self._lost(partial) from error
-                if _means_full_disk(error) or (means_broken_disk(error) and self._is_own(error)):
+                if means_full_disk(error) or (means_broken_disk(error) and self._is_own(error)):
                     with self.explain_errors():
                         raise
                 raise
@@ -253,7 +255,7 @@ class Store:
         except (FileNotFoundError, FileExistsError):
             raise
         except OSError as error:
-            if _means_full_disk(error):
+            if means_full_disk(error):
                 raise self._disk_full() from error
             if isinstance(error, UntrustedFileError) or error.errno in _NAME_ERRORS:
                 raise StoreError(
@@ -296,7 +298,7 @@ class Store:
 
     def find_fault(self) -> StoreError | None:
         """Return why a run could not write here."""
-        there = next(folder for folder in (self.root, *self.root.parents) if folder.exists())
+        there = nearest_existing(self.root)
         # Such as /proc, which no permission protects.
         has_disk = shutil.disk_usage(there).total > 0
         if there.is_dir() and has_disk and os.access(there, os.W_OK, effective_ids=True):
@@ -361,7 +363,12 @@ class RunFolders:
         with self._store.explain_errors():
             if not self._folder.is_dir():
                 return []
-            return sorted(path for path in self._folder.iterdir() if path.is_dir())
+            folders = [path for path in self._folder.iterdir() if path.is_dir()]
+        return sorted(folder for folder in folders if not folder.name.endswith(REMOVED))
+
+    def half_removed(self) -> list[Path]:
+        """Return what killed removals left."""
+        return sorted(self._folder.glob(f"*{REMOVED}"))
 
     @contextmanager
     def hold_alive(self, folder: Path) -> Iterator[bool]:
@@ -375,10 +382,6 @@ class RunFolders:
 def is_alive(folder: Path) -> bool:
     """Return whether the run's main process lives, anywhere."""
     return is_locked(folder / ALIVE)
-
-
-def _means_full_disk(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _changed_at(folder: Path) -> float:

@@ -1,4 +1,4 @@
-"""Paths in recipes, policies and settings."""
+"""Paths in recipes, policies and settings, and what is there of them."""
 
 from __future__ import annotations
 
@@ -26,3 +26,8 @@ def user_path(text: str | Path, where: str) -> Path:
         where=where,
         hint="correct the path; an absolute path starts with /, a path in your home folder with ~/",
     )
+
+
+def nearest_existing(path: Path) -> Path:
+    """Return the path, or its nearest parent that exists."""
+    return next(place for place in (path, *path.parents) if place.exists())

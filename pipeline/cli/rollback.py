@@ -84,12 +84,11 @@ def _hold_files(versions: Sequence[Version], root: Path) -> AbstractContextManag
     if not any(Path(version.source).is_relative_to(root.resolve()) for version in versions):
         return nullcontext()
     try:
-        return Store(root).in_use(tell)
+        return Store(root).in_use(_tell)
     except StoreError as error:
-        tell(f"the store is not held against `prepare gc`: {error.message}")
+        _tell(f"the store is not held against `prepare gc`: {error.message}")
         return nullcontext()
 
 
-def tell(text: str) -> None:
-    """Print a note."""
+def _tell(text: str) -> None:
     print(text, file=sys.stderr)

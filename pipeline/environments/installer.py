@@ -15,6 +15,7 @@ from pipeline.environments.definition import LOCKED_PYTHON
 from prepare.errors import EnvironmentBuildError, raise_as
 from prepare.process_environment import NetworkAccess, server_environment
 from prepare.supervisor import die_with_parent
+from prepare.user_path import nearest_existing
 
 CPU_TORCH = "https://download.pytorch.org/whl/cpu/torch/"
 """Page of PyTorch's own CPU builds, which the common index does not carry."""
@@ -131,7 +132,7 @@ def _with_cache(cache: Path | None, folder: Path, environment: dict[str, str]) -
 
 
 def _disk_of(path: Path) -> int:
-    return next(place for place in (path, *path.parents) if place.exists()).stat().st_dev
+    return nearest_existing(path).stat().st_dev
 
 
 def locked_python() -> str:

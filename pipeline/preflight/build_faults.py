@@ -24,6 +24,7 @@ from pipeline.environments.environment import (
 from pipeline.environments.settings import Settings
 from pipeline.preflight.machine import existing_folder
 from prepare.errors import PreflightError
+from prepare.user_path import nearest_existing
 from recipes.engines.engine import Engine
 
 LARGER_DISK = "free some (`prepare gc` may help), or set PREPARE_HOME to a larger disk"
@@ -71,9 +72,14 @@ def bytes_to_build(names: Iterable[str], accelerator: Accelerator, settings: Set
     return sum(definition.disk_bytes for definition in missing)
 
 
-def find_library_fault(engine: Engine, accelerator: Accelerator) -> PreflightError | None:
-    """Return the system library that the engine's build for CPUs lacks here."""
-    if accelerator is not Accelerator.CPU:
+def find_library_fault(
+    engine: Engine, accelerator: Accelerator, settings: Settings
+) -> PreflightError | None:
+    """Return the system library that the engine's build for CPUs lacks here.
+
+    A site's own interpreter may have its libraries next to it.
+    """
+    if accelerator is not Accelerator.CPU or engine.environment in settings.environments:
         return None
     for library, package in engine.cpu_libraries.items():
         try:
@@ -91,7 +97,7 @@ def find_write_fault(path: Path) -> str:
 
     Root passes permission checks on a read-only mount, so a write is tried.
     """
-    folder = next(place for place in (path, *path.parents) if place.exists())
+    folder = nearest_existing(path)
     try:
         with tempfile.TemporaryFile(dir=folder):
             return ""

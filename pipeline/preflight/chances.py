@@ -20,7 +20,6 @@ from eval_gates.statistics.looks import Look, planned_looks
 from recipes.schema import Family
 
 _MAX_COUNTED_FLIPS = 30.0
-_MAX_EXACT_VALUES = 500
 _DRAWS = 4_000  # so that a chance is known to 0.8 points
 
 
@@ -88,33 +87,15 @@ def chances(
     return Chances(_any_above(above, variance, counts), _any_above(below, variance, counts))
 
 
+@lru_cache(maxsize=1_000)
 def chance_of_sensitivity(
     comparison: Comparison, alpha: float, values: int, *, guessing: float, baseline: float
 ) -> float:
     """Return the chance that right-or-wrong answers show a score above guessing and margin.
 
     `guessing` and `baseline` are mean scores, of guesses and of a model that answers `values`
-    questions.
+    questions. The fewest right answers that show it are searched.
     """
-    from eval_gates.statistics.bound import counted_bounds
-
-    if values <= _MAX_EXACT_VALUES:
-        return _exact_sensitivity(comparison, alpha, values, guessing, baseline)
-    bounds = counted_bounds(
-        [-guessing, comparison.weight - guessing],
-        [values * (1 - baseline), values * baseline],
-        alpha,
-        lowest=-guessing,
-        highest=comparison.weight - guessing,
-    )
-    variance = comparison.weight**2 * baseline * (1 - baseline)
-    return _any_above([bounds.lower + comparison.threshold], variance, [values])
-
-
-def _exact_sensitivity(
-    comparison: Comparison, alpha: float, values: int, guessing: float, baseline: float
-) -> float:
-    """Return the same by the fewest right answers that show it."""
     from scipy.stats import binom
 
     def is_shown(right: int) -> bool:

@@ -70,7 +70,7 @@ def diagnose(settings: Settings, profile: ServingProfile | None = None) -> list[
     serving = settings.environments.get("serve")
     site_interpreter = serving.python if serving is not None else None
     if accelerator is Accelerator.CPU:
-        checks.append(_check_cpu)
+        checks.append(lambda: _check_cpu(settings))
     else:
         checks.append(lambda: check_compilers(site_interpreter))
     checks.append(lambda: profile_findings(profile))
@@ -180,12 +180,14 @@ def _check_folders(settings: Settings, accelerator: Accelerator) -> Iterator[Doc
         is_read_only = find_write_fault(environments_folder(settings.home))
         built = ", read-only; what every run uses is built" if is_read_only else ""
         yield _ok("home", f"{settings.home}{built}")
+        free = shutil.disk_usage(existing_folder(settings.home)).free
+        needed = bytes_to_build(RUN_ENVIRONMENTS, accelerator, settings)
+        yield _ok(
+            "disk", f"{decimal(free)} free, environments still to build need {decimal(needed)}"
+        )
     if unwritable := find_write_fault(cache):
         reason = f"{unwritable}; engines and downloads keep files in {cache}"
         yield _problem("user's folder", reason, "set HOME to a folder that you may write to")
-    free = shutil.disk_usage(existing_folder(settings.home)).free
-    needed = bytes_to_build(RUN_ENVIRONMENTS, accelerator, settings)
-    yield _ok("disk", f"{decimal(free)} free, environments still to build need {decimal(needed)}")
 
 
 def _check_environments(settings: Settings, accelerator: Accelerator) -> Iterator[DoctorCheck]:
@@ -209,7 +211,7 @@ def _check_environments(settings: Settings, accelerator: Accelerator) -> Iterato
             )
 
 
-def _check_cpu() -> Iterator[DoctorCheck]:
+def _check_cpu(settings: Settings) -> Iterator[DoctorCheck]:
     if platform.machine() == "x86_64":
         try:
             yield processor_finding(cpu_features())
@@ -221,5 +223,5 @@ def _check_cpu() -> Iterator[DoctorCheck]:
             f"{platform.machine()}; the locks were resolved for x86-64",
             "if a build fails, name interpreters of your own in the settings file",
         )
-    if (fault := find_library_fault(find_engine(DEFAULT), Accelerator.CPU)) is not None:
+    if (fault := find_library_fault(find_engine(DEFAULT), Accelerator.CPU, settings)) is not None:
         yield _problem("libraries", fault.message, fault.hint)

@@ -89,9 +89,7 @@ def survey(
         return Survey(
             choices, sources, None, (fault,), choices.left_out
         )  # a run ends before all else
-    faults: list[PrepareError | None] = []
-    if engine.environment not in settings.environments:  # a site's own may have its libraries
-        faults.append(find_library_fault(engine, kind))
+    faults: list[PrepareError | None] = [find_library_fault(engine, kind, settings)]
     preflight = None
     try:
         source = read_source(choices, settings)
@@ -194,7 +192,7 @@ def _disk_faults(preflight: Preflight, choices: Choice) -> list[PrepareError]:
     if _has_variants(preflight, choices):
         return []
     download = 0
-    if reference.kind == "hub" and _is_same_disk(preflight.store, hub_cache()):
+    if reference.kind == "hub" and _is_same_disk(preflight.store, _hub_cache()):
         download = bytes_to_download(reference.name, reference.revision)
     return preflight.disk_fault((), download)
 
@@ -237,7 +235,7 @@ def line(fault: PrepareError) -> str:
     return f"{fault.message}{place}" + (f"; hint: {fault.hint}" if fault.hint else "")
 
 
-def hub_cache() -> Path:
+def _hub_cache() -> Path:
     """Return where checkpoints of the Hub are kept."""
     from huggingface_hub.constants import HF_HUB_CACHE
 

@@ -175,10 +175,10 @@ def find_other_questions(
         return
     parameters = EVALUATE.parameters_of(record)
     if parameters.rule is None:
-        least = min(parameters.max_questions or len(questions), len(questions))
-        least = whole_end(labels_of(questions), least)
-        if len(answers) != least:
-            yield f"{role}: {least} questions had to be asked, and {len(answers)} were answered"
+        required = min(parameters.max_questions or len(questions), len(questions))
+        required = whole_end(labels_of(questions), required)
+        if len(answers) != required:
+            yield f"{role}: {required} questions had to be asked, and {len(answers)} were answered"
 
 
 def find_wrong_counts(

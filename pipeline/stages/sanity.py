@@ -81,8 +81,9 @@ PROMPTS = (
     "def mean(values):\n    return",
 )
 TOKENS = 32
-PROSE = PROMPTS[0]
-MAX_PROSE_NATS = 6.0  # a token; models of English have 2 to 4, and a guess has 10 to 12
+MAX_PROSE_NATS = (
+    6.0  # a token of the first prompt; models of English have 2 to 4, and a guess has 10 to 12
+)
 MIN_KEPT = 0.5  # of an arm's own tokens; intact ones keep 0.99
 TIMEOUT_S = 300.0
 WRITTEN = {"max_gen_toks": TOKENS, "until": []}
@@ -161,8 +162,6 @@ def examine(client: Client, baseline: list[SanityText]) -> SanityResult:
             written = _ask(client, scores.generate(client.model, ids, TOKENS))
             scored = _ask(client, scores.score(client.model, ids, written.tokens))
             own += scored
-            if prompt == PROSE and not baseline:
-                prose = scores.nats(_ask(client, scores.score(client.model, ids[:1], ids[1:])))
             if before:
                 if before[number].prompt_ids != ids:
                     return SanityResult(
@@ -181,6 +180,9 @@ def examine(client: Client, baseline: list[SanityText]) -> SanityResult:
                     nats=scores.nats(scored) if scored else None,
                 )
             )
+        if not baseline:
+            ids = texts[0].prompt_ids
+            prose = scores.nats(_ask(client, scores.score(client.model, ids[:1], ids[1:])))
     except scores.BrokenNumbersError as error:
         return SanityResult(texts=texts, broken=error.message)
     if not own or not read:

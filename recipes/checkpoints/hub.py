@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.filesize import decimal
 
-from prepare.errors import HubError
+from prepare.errors import HubError, means_full_disk
 from prepare.events import Progress
 from recipes.checkpoints.folder import NAMED_TEMPLATES, SMALL_FILES, matches
 from recipes.checkpoints.weight_files import (
@@ -357,7 +357,7 @@ def explain_hub_errors(repo_id: str, revision: str | None) -> Iterator[None]:
         if explained is None:
             raise
         _, message, hint = explained
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and means_full_disk(error):
             where = str(error.filename or where)
             message = "the disk is full"
             hint = "free some space, or set HF_HOME to a folder on a larger disk"

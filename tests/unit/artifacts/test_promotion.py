@@ -311,6 +311,7 @@ def test_what_a_killed_removal_and_killed_writers_leave_is_collected(good: FakeR
     left = attempts / ".000009.json.0af3"
     left.write_text("{")
     heard = Listener()
+    assert half not in RunFolders(good.store).all()
     for each in find_garbage(good.store, [], 0, heard):
         remove(each, good.store)
     assert not half.exists()
@@ -332,6 +333,27 @@ def test_a_collection_waits_for_a_promotion(good: FakeRun, monkeypatch: pytest.M
     monkeypatch.setattr(Registry, "move", move)
     good.promote(variant=ONE)
     assert seen == [True]
+
+
+def test_an_interrupted_rollback_says_what_it_did(
+    good: FakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Repeated for want of these words, it would go one further."""
+    good.promote(variant=ONE)
+    good.promote(variant=TWO)
+    real = Registry.roll_back
+
+    def interrupted(*arguments: Any, **more: Any) -> Any:
+        move = real(*arguments, **more)
+        os.kill(os.getpid(), signal.SIGINT)
+        return move
+
+    monkeypatch.setattr(Registry, "roll_back", interrupted)
+    monkeypatch.setenv("PREPARE_STORE", str(good.store.root))
+    result = CliRunner().invoke(app, ["rollback", "model"])
+    assert "model@champion is version 1 again, replacing version 2" in result.stdout
+    assert result.exit_code != 0
+    assert good.champion() == ONE
 
 
 def test_the_command(good: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from sample_reports import run_report
 from typer.testing import CliRunner
 
 from pipeline.cli.main import app, main, report_error
+from pipeline.plan.recorded_arm import is_recorded
 from prepare.errors import ExitCode, UsageError
 from prepare.interruption import INTERRUPTIONS
 from prepare.store import RUN_RECORD, RunFolders, Store
@@ -289,3 +290,25 @@ def test_the_help_is_as_wide_as_the_terminal() -> None:
 
     assert 70 < longest(80) <= 80
     assert 120 < longest(140) <= 140
+
+
+def test_file_names_that_are_not_utf_8_are_refused() -> None:
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "prepare", "runs"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == ExitCode.USAGE
+    assert "PYTHONUTF8=1" in done.stderr
+
+
+@pytest.mark.parametrize("place", ["localhost:8000", "127.0.0.1:8000/v1", "[::1]:8000"])
+def test_an_endpoint_without_its_scheme_is_no_run(place: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        is_recorded(place)
+    assert f"http://{place}" in (caught.value.hint or "")
+    assert is_recorded("20261121-0915:fp8-dynamic")
+    assert not is_recorded(f"http://{place}")

@@ -72,14 +72,19 @@ def test_a_place_that_takes_no_file(settings: Settings) -> None:
     assert "PREPARE_HOME" in told
 
 
-def test_a_library_of_the_engines_build_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_of_the_engines_build_for_cpus(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     vllm = find_engine("vllm")
-    assert find_library_fault(vllm, Accelerator.CPU) is None
+    assert find_library_fault(vllm, Accelerator.CPU, settings) is None
     monkeypatch.setattr(Vllm, "cpu_libraries", {"libno-such.so.1": "libno-such1"})
-    fault = find_library_fault(vllm, Accelerator.CPU)
+    fault = find_library_fault(vllm, Accelerator.CPU, settings)
     assert fault is not None
     assert "libno-such1" in (fault.hint or "")
-    assert find_library_fault(vllm, Accelerator.CUDA) is None
+    assert find_library_fault(vllm, Accelerator.CUDA, settings) is None
+    own = {"serve": EnvironmentOverride(python=Path(sys.executable))}
+    sites = Settings(home=settings.home, store=settings.store, environments=own)
+    assert find_library_fault(vllm, Accelerator.CPU, sites) is None
 
 
 def test_plan_and_build_refuse_it_as_doctor_does(tmp_path: Path) -> None:
