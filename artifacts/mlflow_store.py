@@ -41,6 +41,7 @@ ABSENT = "RESOURCE_DOES_NOT_EXIST"
 EXISTS = "RESOURCE_ALREADY_EXISTS"
 CREDENTIALS = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
 HINT = "name with --registry a server that answers, or sqlite:////FOLDER/registry.db"
+_SQLITE = re.compile(r"^\(sqlite3\.\w+\) ")  # SQLAlchemy's words before SQLite's
 FULL = "free some space, then run the same command again"
 MODEL = "SELECT name FROM registered_models WHERE name = ?"
 ALIASES = "SELECT alias, version FROM registered_model_aliases WHERE name = ?"
@@ -58,6 +59,7 @@ HAS_REVISION = "SELECT name FROM sqlite_master WHERE name = 'alembic_version'"
 REVISION = "SELECT version_num FROM alembic_version"
 NEIGHBOURS = ("-journal", "-wal", "-shm", ".lock")  # files that SQLite and the lock open
 QUERY_S = 60.0
+LOCK_S = 300.0
 MAX_ROWS = 1_000_000
 MAX_VALUE_BYTES = 16 * MEBIBYTE
 MAX_PAGES = 1_000
@@ -190,17 +192,33 @@ class MlflowStore:
             (folder / ARTIFACTS).rmdir()
 
     def lock(self) -> AbstractContextManager[object]:
-        """Return the reentrant lock of a file."""
+        """Return the reentrant lock of a file; RegistryError if another process keeps it."""
         if self._file is None:
             return nullcontext()
-        from filelock import FileLock
-
         with self._errors():
             self._file.parent.mkdir(parents=True, exist_ok=True)
             # filelock waits forever in a folder that takes no file, such as /proc.
             TemporaryFile(dir=self._file.parent).close()
-        mode = 0o660 if is_shared(self._file.parent) else 0o644
-        return FileLock(f"{self._file}.lock", mode=mode, is_singleton=True)
+        return self._locked(Path(f"{self._file}.lock"))
+
+    @contextmanager
+    def _locked(self, file: Path) -> Iterator[None]:
+        from filelock import FileLock, Timeout
+
+        mode = 0o660 if is_shared(file.parent) else 0o644
+        lock = FileLock(file, mode=mode, is_singleton=True, timeout=LOCK_S)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise RegistryError(
+                f"another process has held the registry's lock for {LOCK_S:.0f} s",
+                where=str(file),
+                hint="wait for that command, or end it if it hangs; then run the same one again",
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
 
     @cached_property
     def _client(self) -> Any:
@@ -329,8 +347,8 @@ class MlflowStore:
                 tokens.append(page.token)
         return entries
 
-    def _refusal(self, why: str) -> RegistryError:
-        return RegistryError(f"the registry cannot be used: {why}", where=self.uri, hint=HINT)
+    def _refusal(self, why: str, hint: str = HINT) -> RegistryError:
+        return RegistryError(f"the registry cannot be used: {why}", where=self.uri, hint=hint)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -339,11 +357,13 @@ class MlflowStore:
         except (sqlite3.Error, OSError) as error:
             if isinstance(error, OSError) and means_full_disk(error):
                 raise  # maybe not the registry's disk
-            raise self._refusal(str(error)) from error
+            why = str(error)
+            raise self._refusal(why, _hint(why)) from error
         except Exception as error:
             if not type(error).__module__.startswith(("mlflow", "sqlalchemy", "alembic")):
                 raise
             why = (str(error).splitlines() or [type(error).__name__])[0]
+            why = _SQLITE.sub("", why)
             if " (Caused by " in why:  # three layers of libraries, and the reason last
                 why = "no answer: " + why.rpartition("): ")[2].rstrip("\"')")
             raise RegistryError(
@@ -368,6 +388,8 @@ def _hint(why: str) -> str:
     """Return what helps against this error of MLflow's."""
     if "disk is full" in why:
         return FULL
+    if "database is locked" in why:
+        return "another program has the file open for writing: end it, then run the same again"
     if "host header" in why.lower():
         return (
             "the server knows itself by other names: start it with `mlflow server --allowed-hosts "

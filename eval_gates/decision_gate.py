@@ -21,7 +21,7 @@ from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import check_sensitivity
 from eval_gates.statistics.bound import mean_bounds, min_identical_values, p_value
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.suites.decision_task import KindGate, gates_of
+from eval_gates.suites.decision_task import KindGate, gate_name, gates_of
 from prepare.record import Record
 from recipes.policy import AnySuite
 from recipes.schema import Family
@@ -81,12 +81,6 @@ def judge_decisions(
         _judge(name, kind, gate, gate.margins[family], alpha, baseline, candidate)
         for kind, gate in gates
     ]
-
-
-def gate_name(suite: str, kind: str, gate: KindGate) -> str:
-    """Return a gate's name: of its kind, and of the number of tools."""
-    at_tools = f"at {gate.tools} tools" if gate.tools is not None else ""
-    return " ".join(filter(None, [suite, kind, at_tools]))
 
 
 @dataclass(frozen=True)

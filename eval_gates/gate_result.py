@@ -85,7 +85,7 @@ class GateResult(Record):
 
     @property
     def shares(self) -> str:
-        """Conversations by their share of kept tokens; else ''."""
+        """Conversations by their share of kept tokens, or decisions by their kind; else ''."""
         return ""
 
     @property

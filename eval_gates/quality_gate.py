@@ -6,7 +6,7 @@ Null hypothesis: the candidate is worse by the margin or more.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -80,9 +80,12 @@ def judge_quality(
     before = baseline[:rows]
     after = candidate[:rows]
     pairs = zip(means(before, "score"), means(after, "score"), strict=True)
-    differences = [new - old for old, new in pairs]
+    differences = [theirs - ours for ours, theirs in pairs]
     flips = sum(difference != 0 for difference in differences)
     lengths = answer_lengths(baseline)
+    # Where all questions are asked whatever the look, parts are judged and shown by all of them.
+    shown = whole if kind.asks_baseline_twice else (before, after)
+    old, new = map(rule.counted, shown)
     scores = Scores(
         baseline=mean_of(before, "score"),
         candidate=mean_of(after, "score"),
@@ -92,17 +95,17 @@ def judge_quality(
         shuffled_score=0.0 if after[0].unrelated is None else mean_of(after, "unrelated"),
         cut_off=0.0 if lengths is None or kind.reads_cut_off else lengths.truncated,
         max_gain=suite.max_gain,
-        lost_groups=find_lost_groups(rule, before, after) if finding.state == "pass" else (),
+        lost_groups=find_lost_groups(rule, old, new, kind.part_of)
+        if finding.state == "pass"
+        else (),
         is_lost_by_question=rule.comparison.is_lost_by_question(
-            [row.score for row in before], [row.score for row in after]
+            [row.score for row in old], [row.score for row in new]
         ),
         unit="clusters" if suite.cluster_by else "questions",
     )
     judged = judge_scores(finding, scores)
     nats = nats_lost(before, after)
     counted = f"{n:,} of {finding.planned:,}" if n < finding.planned else f"{n:,}"
-    # Other gates had all turns asked, so their curve is of all.
-    grouped = whole if kind.asks_baseline_twice else (before, after)
     return QualityResult(
         **_change(finding, differences, scores),
         name=name,
@@ -131,7 +134,7 @@ def judge_quality(
         noise_floor=floor,
         nats=nats,
         depths=report_depths(before, after, kind.depth),
-        groups=kind.groups(*grouped),
+        groups=kind.groups(*shown),
         verdict=judged.verdict,
         reason=f"{_describe_scores(scores, n, nats)}; {judged.reason}",
         suspicious=judged.suspicious,
@@ -250,22 +253,24 @@ _CHANCE_SCORES: dict[ChanceKind, str] = {
 
 @dataclass(frozen=True)
 class LostGroup:
-    """A subject, or a task of several, that is shown to lose more than the margin."""
+    """A subject, a task or an ability that is shown to lose more than the margin."""
 
     name: str
     n: int  # questions, or clusters
     drop: float  # of its mean score, at least
 
 
-def find_lost_groups(rule: GateRule, before: Answers, after: Answers) -> tuple[LostGroup, ...]:
-    """Return the groups that fail the gate's comparison by themselves, the worst first.
+def find_lost_groups(
+    rule: GateRule, before: Answers, after: Answers, part_of: Callable[[Answer], str]
+) -> tuple[LostGroup, ...]:
+    """Return the parts that fail the gate's comparison by themselves, the worst first.
 
     A mean of many groups hides one that is lost. The level is divided by their number
     (Bonferroni), so that a variant that loses the margin everywhere has none in 1 - alpha.
     """
     pairs: dict[str, tuple[list[Answer], list[Answer]]] = {}
     for old, new in zip(before, after, strict=True):
-        ours, theirs = pairs.setdefault(old.group, ([], []))
+        ours, theirs = pairs.setdefault(part_of(old), ([], []))
         ours.append(old)
         theirs.append(new)
     if len(pairs) < 2 or "" in pairs:

@@ -36,7 +36,8 @@ class GroupReport(Record):
 
     group: str
     is_subject: bool = Field(
-        description="a subject, or one task of several; else a group of subjects"
+        description="a subject, a task of several, or an ability; else subjects together, or a "
+        "number of tools"
     )
     n: int
     baseline: float = Field(description="mean score, 0 to 1")
@@ -141,6 +142,14 @@ class QualityResult(GateResult):
 
     @property
     def shares(self) -> str:
+        if self.metric == SAME_DECISION:
+            parts = [
+                f"{row.group} {format_percent(row.baseline, 1)} to "
+                f"{format_percent(row.candidate, 1)} ({row.n:,})"
+                for row in self.groups
+                if row.is_subject
+            ]
+            return f"by what the baseline does at the turn: {'; '.join(parts)}" if parts else ""
         counts = self.nats.shares if self.nats is not None else []
         listed = [f"{10 * n} to {10 * n + 10} %: {k}" for n, k in enumerate(counts) if k]
         return f"conversations by share kept: {', '.join(listed)}" if listed else ""

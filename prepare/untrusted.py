@@ -301,8 +301,18 @@ def read_lines(
                         f"it has more than {max_lines:,} lines or {max_characters:,} characters"
                     )
                 yield line.removesuffix("\n")
-        except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
+            raise UntrustedLinesError(
+                f"it is not UTF-8 from line {_line_of(error, number)} on: {error.reason}; save it "
+                "in UTF-8"
+            ) from error
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise UntrustedLinesError(f"it is damaged after line {number}: {error}") from error
+
+
+def _line_of(error: UnicodeDecodeError, read: int) -> int:
+    """Return the number of the line of an error in the block after so many lines were read."""
+    return read + 1 + error.object[: error.start].count(b"\n")
 
 
 def read_flat_rows(path: Path) -> Iterator[dict[str, Any]]:

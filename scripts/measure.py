@@ -17,9 +17,9 @@ from pathlib import Path
 PRODUCT = ("prepare", "pipeline", "recipes", "eval_gates", "artifacts")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 CEILINGS = {
-    "tokens": 358_500,
+    "tokens": 359_500,
     "own_names_imported_per_file": 12.5,
-    "classes": 508,
+    "classes": 510,
     "tuple_assignments": 0,
     "files_in_a_folder": 27,
     "class_names_with_two_meanings": 0,

@@ -105,7 +105,7 @@ def curve_figures(number: int, variant: VariantReport) -> list[Figure]:
         name = f"{number}-{place}"
         if len(gate.depths) > 1:
             figures.append(_depth_figure(f"figure-depth-{name}", variant.recipe, gate))
-        if gate.metric == SAME_DECISION and gate.groups:
+        if gate.metric == SAME_DECISION and any(not row.is_subject for row in gate.groups):
             figures.append(_tools_figure(f"figure-tools-{name}", variant.recipe, gate))
     return figures
 
@@ -124,14 +124,15 @@ def _depth_figure(name: str, recipe: str, gate: QualityResult) -> Figure:
 
 
 def _tools_figure(name: str, recipe: str, gate: QualityResult) -> Figure:
+    rungs = [row for row in gate.groups if not row.is_subject]
     return _curve_figure(
         name,
         f"{recipe}: {gate.name}, turns that decide as the baseline by number of tools",
         recipe,
-        {row.group: row for row in gate.groups},
+        {row.group: row for row in rungs},
         axes=("tools in the request", "same decision, percent of turns"),
         columns=("tools", "turns"),
-        last=("changed", [f"{row.flips:,}" for row in gate.groups]),
+        last=("changed", [f"{row.flips:,}" for row in rungs]),
     )
 
 

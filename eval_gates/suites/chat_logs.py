@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -22,7 +22,7 @@ CARRIED_FILE = Path(__file__).parents[1] / "data" / "conversations.jsonl"
 TEXTS = "conversations.jsonl"  # next to the questions; never in a bundle
 TOLD = "Summarize the following text in one paragraph.\n\n"
 SESSION = "session"
-_SHOWN_REMARKS = 5
+_SHOWN_PLACES = 3  # of equal remarks
 _ROLES = ("system", "user", "assistant", "tool")
 # Templates read these, too.
 _TEXTS_OF = {
@@ -33,7 +33,7 @@ _HINT = "each line needs messages (as of OpenAI's chat API; tools, too) or promp
 _TURNS_HINT = "each line needs messages, as of OpenAI's chat API: texts, and calls of tools"
 
 
-def read_conversation(row: Mapping[str, Any], place: str, remarks: list[str]) -> dict[str, Any]:
+def read_conversation(row: Mapping[str, Any], place: str, remarks: list[Remark]) -> dict[str, Any]:
     """Return what comes before a line's last answer, with its `tools`; or its `prompt`.
 
     A `document` is a text to summarize. What is read otherwise is added to `remarks`, with its
@@ -85,12 +85,23 @@ def read_chats(file: Path) -> dict[str, LaidOut]:
     return chats
 
 
-def tell(remarks: Sequence[str], progress: Progress) -> None:
-    """Note what was read otherwise: the first places, and how many more there are."""
-    for remark in remarks[:_SHOWN_REMARKS]:
-        progress.note(remark)
-    if len(remarks) > _SHOWN_REMARKS:
-        progress.note(f"{len(remarks) - _SHOWN_REMARKS} further places were read so")
+class Remark(NamedTuple):
+    """What is read otherwise than a log has it. Reports have these, so they name nothing of it."""
+
+    place: str
+    what: str
+
+
+def tell(remarks: Sequence[Remark], progress: Progress) -> None:
+    """Note what was read otherwise, with how often, and the first places."""
+    places = defaultdict[str, list[str]](list)
+    for remark in remarks:
+        places[remark.what].append(remark.place)
+    for what, all_places in places.items():
+        shown = "; ".join(all_places[:_SHOWN_PLACES])
+        if (more := len(all_places) - _SHOWN_PLACES) > 0:
+            shown += f"; and at {more:,} further places"
+        progress.note(f"{shown}: {what}")
 
 
 class Turn(NamedTuple):
@@ -104,6 +115,7 @@ class Turn(NamedTuple):
     digest: str
     tools: list[Any]  # in OpenAI's form; a text names one that prepare carries
     fields: dict[str, Any]  # other keys of the line
+    answer: dict[str, Any] | None = None  # of the log itself, which no arm is sent
 
 
 class _EndedError(Exception):
@@ -168,16 +180,16 @@ def _digests_along(parts: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def read_turns(
     rows: Sequence[tuple[str, Mapping[str, Any]]], carried: Collection[str] = ()
-) -> tuple[list[Turn], list[str]]:
+) -> tuple[list[Turn], list[Remark]]:
     """Return each place at which an assistant writes, and what was read otherwise, with its line.
 
-    Reports have these remarks, so they name nothing of the log.
     The first of a session's equal turns counts. `rows` have their places, and `carried` the names
     of tools that a line may name. EvaluationDataError: a line is no conversation.
     """
     turns = list[Turn]()
-    remarks = list[str]()
+    remarks = list[Remark]()
     known = dict[tuple[str, str], Turn]()
+    answers = dict[tuple[str, str], dict[str, Any]]()
     counts = Counter[str]()
     sessions = Sessions()
     for line, (place, row) in enumerate(rows):
@@ -189,10 +201,12 @@ def read_turns(
         digests = _digests_along(parts)
         session, continues = sessions.of_line(line, row, digests)
         if continues:
-            remarks.append(f"{place}: it continues the session of an earlier line, and is read so")
+            remarks.append(Remark(place, "it continues the session of an earlier line"))
         fields[SESSION] = session
         before: Turn | None = None
         for end, added, digest in zip(ends, parts, digests, strict=True):
+            if end < len(messages):
+                answers.setdefault((session, digest), messages[end])
             turn = known.get((session, digest))
             if turn is None:
                 turn = Turn(
@@ -209,11 +223,12 @@ def read_turns(
                 turns.append(turn)
                 counts[session] += 1
             before = turn
-    return turns, remarks
+    answered = [turn._replace(answer=answers.get((turn.session, turn.digest))) for turn in turns]
+    return answered, remarks
 
 
 def _places_to_write(
-    row: Mapping[str, Any], place: str, remarks: list[str]
+    row: Mapping[str, Any], place: str, remarks: list[Remark]
 ) -> tuple[list[dict[str, Any]], list[int]]:
     """Return the messages, and how many there are before each turn of the assistant.
 
@@ -236,7 +251,7 @@ def _places_to_write(
             if is_answer and len(read) > 1 and read[-2]["role"] == "assistant":
                 raise _EndedError("the assistant writes twice in a row")
         except _EndedError as error:
-            remarks.append(f"{where}: {error}; the session is read up to there")
+            remarks.append(Remark(where, f"{error}; the session is read up to there"))
             break
     else:
         if read[-1]["role"] != "assistant":
@@ -250,11 +265,11 @@ def _places_to_write(
     return read, ends
 
 
-def _read_message(message: Mapping[str, Any], where: str, remarks: list[str]) -> dict[str, Any]:
+def _read_message(message: Mapping[str, Any], where: str, remarks: list[Remark]) -> dict[str, Any]:
     """Return a message in the form that every server takes; _EndedError for a damaged answer."""
     role = message["role"]
     if role == "developer":
-        remarks.append(f"{where}: the role developer is read as system")
+        remarks.append(Remark(where, "the role developer is read as system"))
         role = "system"
     if role not in _ROLES:
         raise EvaluationDataError(
@@ -273,7 +288,7 @@ def _read_message(message: Mapping[str, Any], where: str, remarks: list[str]) ->
     read |= {key: str(message[key]) for key in kept if isinstance(message.get(key), str | int)}
     if role != "assistant":
         if role == "user" and not text.strip():
-            remarks.append(f"{where}: the user writes nothing, and is read so")
+            remarks.append(Remark(where, "the user writes nothing, and is read so"))
         return read
     calls = message.get("tool_calls") or []
     if not calls and message.get("function_call"):
@@ -283,7 +298,7 @@ def _read_message(message: Mapping[str, Any], where: str, remarks: list[str]) ->
     if not calls and not text.strip():
         raise _EndedError("the assistant writes nothing")
     if has_call_marks(text):
-        remarks.append(f"{where}: a call is in the text, and is read as a text")
+        remarks.append(Remark(where, "a call is in the text, and is read as a text"))
     if calls:
         read["tool_calls"] = [_read_call(call, number) for number, call in enumerate(calls)]
     return read
@@ -354,7 +369,7 @@ def tool_name(tool: Any) -> str:
 
 def _remarks_on_calls(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], place: str
-) -> Iterator[str]:
+) -> Iterator[Remark]:
     """Yield where tools are called that the line does not offer, and results of no call."""
     offered = set(map(tool_name, tools))
     called = set[str]()
@@ -365,10 +380,10 @@ def _remarks_on_calls(
             name = call["function"]["name"]
             if name not in offered:
                 offered.add(name)  # once a line
-                yield f"{where}: it calls a tool that is not among the line's tools"
+                yield Remark(where, "it calls a tool that is not among the line's tools")
         answered = message.get("tool_call_id")
         if answered is not None and answered not in called:
-            yield f"{where}: it is the result of no call before it"
+            yield Remark(where, "it is the result of no call before it")
 
 
 def _has_parameters(function: Mapping[str, Any]) -> bool:

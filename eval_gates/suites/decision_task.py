@@ -63,11 +63,12 @@ class KindGate(ConfigModel):
         "about, averaged by session; 0.05 is five of a hundred",
     )
     tier: Tier = "supporting"
-    sessions: float = Field(
-        0.5,
+    sessions: float | None = Field(
+        None,
         gt=0,
         le=1,
-        description="share of the sessions that have such a turn, for `prepare plan` alone",
+        description="share of the sessions that have such a turn, for `prepare plan` alone; null: "
+        "counted by the log's own answers, or half of them where it has none",
     )
     tools: Rung | None = Field(
         None, description="of the ladder alone, at this number of tools; null: as logged alone"
@@ -108,6 +109,12 @@ class DecisionsPolicy(Suite):
 def rung_group(tools: int) -> str:
     """Return the group of turns that are asked with so many tools."""
     return f"{tools} tools"
+
+
+def gate_name(suite: str, kind: str, gate: KindGate) -> str:
+    """Return a gate's name: of its kind, and of the number of tools."""
+    at_tools = f"at {gate.tools} tools" if gate.tools is not None else ""
+    return " ".join(filter(None, [suite, kind, at_tools]))
 
 
 def gates_of(suite: Suite) -> list[tuple[str, KindGate]]:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eval_gates.ask import PLAIN_SAMPLING, Client, Request
-from eval_gates.decisions import TurnDecision, kept_kinds, read_decision
+from eval_gates.decisions import TurnDecision, keeps, kept_kinds, read_decision
 from eval_gates.prompt_scores import tokenize
 from eval_gates.quality_result import SAME_DECISION, GroupReport, report_groups
 from eval_gates.replies import choice_of, read_completion, remove_thoughts
 from eval_gates.reply_forms import clean
-from eval_gates.rows import Answer, Question, Reply, Score
+from eval_gates.rows import Answer, Question, Reply, Score, ToolCall
 from eval_gates.suites.chat_logs import (
     STEM,
     TEXTS,
@@ -40,6 +40,7 @@ from eval_gates.suites.decision_task import (
     DecisionsPolicy,
     DecisionsTask,
     KindGate,
+    gate_name,
     gates_of,
     rung_group,
 )
@@ -48,6 +49,7 @@ from eval_gates.suites.sources import QuestionSource, SourceLookup, SuiteSource
 from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read, Render, SuiteKind
 from prepare.digest import digest_json
 from prepare.errors import EvaluationDataError, StageError, UsageError
+from prepare.events import Progress
 from recipes.generation import THOUGHT_MARKERS
 from recipes.policy import Suite
 
@@ -87,6 +89,7 @@ class Decisions(SuiteKind[DecisionsTask]):
     def questions(self, task: DecisionsTask, order: QuestionOrder) -> Read:
         turns, remarks = read_turns(self.read(order.source, order.folder), carried_tools())
         tell(remarks, order.progress)
+        _note_left_out(turns, task, order.progress)
         questions = list[Question]()
         chats = list[dict[str, Any]]()
         for turn, group, others in _asked(turns, task):
@@ -127,17 +130,31 @@ class Decisions(SuiteKind[DecisionsTask]):
             )
         return questions
 
-    def remarks(self, identity: QuestionSource, folder: Path) -> list[str]:
-        return read_turns(self.read(identity, folder), carried_tools())[1]
-
     def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
         return len(self._known(suite, identity, folder))
 
-    def count_clusters(
-        self, suite: Suite, identity: QuestionSource, folder: Path | None
-    ) -> int | None:
-        values = [turn.fields.get(str(suite.cluster_by)) for turn in self._turns(identity, folder)]
-        return None if None in values else len({digest_json(value) for value in values})
+    def further_units(
+        self, task: DecisionsTask, questions: Sequence[Question], order: QuestionOrder
+    ) -> dict[str, int]:
+        """Return in how many sessions the log's own answers have a turn that each gate is about."""
+        if not isinstance(task, Suite):
+            return {}
+        turns = {
+            f"{turn.session}/{turn.number}": turn
+            for turn in self._turns(order.source, order.folder)
+        }
+        kinds = {name: _logged_kinds(turn) for name, turn in turns.items()}
+        if not any(kinds.values()):
+            return {}  # requests without their answers
+        units = {}
+        for kind, gate in gates_of(task):
+            about = {
+                question.cluster
+                for question in questions
+                if question.group == gate.group and _is_about(kind, question, kinds)
+            }
+            units[gate_name("", kind, gate)] = len(about)
+        return units
 
     def _known(
         self, suite: Suite, identity: QuestionSource, folder: Path | None
@@ -293,16 +310,31 @@ class Decisions(SuiteKind[DecisionsTask]):
         largest = task.max_tools
         if largest is None and most < 128:
             largest = most
-            note(f"{name}: sessions with more than {most} tools are left out")
+            note(
+                f"{name}: the served model takes {max_length:,} tokens, so sessions with more than "
+                f"{most} tools are left out, if there are any"
+            )
         return task.model_copy(update={"ladder": kept, "max_tools": largest})
 
+    def part_of(self, answer: Answer) -> str:
+        """Return what the reference does at the turn: it calls, declines or answers."""
+        if keeps("calls") in answer.own:
+            return "calls"
+        return "declines" if keeps("declines") in answer.own else "answers"
+
     def groups(self, baseline: Sequence[Answer], candidate: Sequence[Answer]) -> list[GroupReport]:
-        """Return the scores as logged and by number of tools, where there is a ladder."""
+        """Return the scores of each ability as logged, and by number of tools on a ladder."""
+        pairs = list(zip(baseline, candidate, strict=True))
+        logged = [(before, after) for before, after in pairs if before.group == AS_LOGGED]
+        before, after = ([pair[side] for pair in logged] for side in (0, 1))
+        reports = report_groups(before, after, self.part_of)
         names = {row.group for row in baseline} - {AS_LOGGED}
-        if not names:
-            return []
-        order = [AS_LOGGED, *sorted(names, key=lambda name: (len(name), name))]
-        return report_groups(baseline, candidate, lambda row: row.group, order)
+        if names:
+            order = [AS_LOGGED, *sorted(names, key=lambda name: (len(name), name))]
+            reports += report_groups(
+                baseline, candidate, lambda row: row.group, order, is_subject=False
+            )
+        return reports
 
 
 @cache
@@ -316,6 +348,21 @@ def _with_carried(chat: Mapping[str, Any], carried: Mapping[str, dict[str, Any]]
     """Return a conversation with the carried tools that it names."""
     tools = [carried[tool] if isinstance(tool, str) else tool for tool in chat.get("tools", ())]
     return chat_of(chat.get("messages", []), tools)
+
+
+def _note_left_out(turns: Sequence[Turn], task: DecisionsTask, progress: Progress) -> None:
+    """Note how many sessions lose turns because their tools are too many."""
+    sessions = {turn.session for turn in turns}
+    too_many = {
+        turn.session
+        for turn in turns
+        if task.max_tools is not None and len(turn.tools) > task.max_tools
+    }
+    if too_many:
+        progress.note(
+            f"{len(too_many):,} of {len(sessions):,} sessions have turns with more than "
+            f"{task.max_tools} tools, which are left out"
+        )
 
 
 def _asked(turns: Sequence[Turn], task: DecisionsTask) -> list[tuple[Turn, str, list[str]]]:
@@ -336,6 +383,25 @@ def _asked(turns: Sequence[Turn], task: DecisionsTask) -> list[tuple[Turn, str, 
                 if rung >= len(own):
                     asked.append((turn, rung_group(rung), others[: rung - len(own)]))
     return asked
+
+
+def _logged_kinds(turn: Turn) -> set[str]:
+    """Return the keys of the kinds that the log's own answer to a turn has; empty without one."""
+    if turn.answer is None:
+        return set()
+    calls = [
+        ToolCall(call["function"]["name"], call["function"]["arguments"])
+        for call in turn.answer.get("tool_calls", ())
+    ]
+    names = set(map(tool_name, turn.tools))
+    decision = read_decision(turn.answer["content"], calls, names)
+    return set(kept_kinds(decision, decision))
+
+
+def _is_about(kind: str, question: Question, kinds: Mapping[str, set[str]]) -> bool:
+    """Return whether a gate on that kind is about the question; '' is about all of its group."""
+    turn = question.id.removesuffix(f"/{question.group}")
+    return not kind or keeps(kind) in kinds[turn]
 
 
 class _Written(NamedTuple):

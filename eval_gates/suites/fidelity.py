@@ -31,6 +31,7 @@ from eval_gates.suites.chat_logs import (
     SESSION,
     STEM,
     TEXTS,
+    Remark,
     digest_of,
     other_rendering,
     read_chats,
@@ -45,7 +46,7 @@ from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, SuiteKind
 from prepare.digest import digest_json
 from prepare.errors import EvaluationDataError
 from recipes.generation import Form, TemplateArgument
-from recipes.policy import EvalTask, Suite
+from recipes.policy import EvalTask
 
 CONTEXT = "context"  # own key: tokens that the answer follows
 NEAR_TIE = 0.05  # nats: below, two starts of the baseline differ, too
@@ -91,7 +92,7 @@ class Fidelity(SuiteKind[FidelityTask]):
 
     def questions(self, task: FidelityTask, order: QuestionOrder) -> Read:
         rows = self.read(order.source, order.folder)
-        remarks = list[str]()
+        remarks = list[Remark]()
         chats = [read_conversation(row, place, remarks) for place, row in rows]
         tell(remarks, order.progress)
         ids = [str(row.get("id", f"conversation/{number}")) for number, (_, row) in enumerate(rows)]
@@ -106,19 +107,6 @@ class Fidelity(SuiteKind[FidelityTask]):
             for id_, chat, own in zip(ids, chats, data, strict=True)
         ]
         return questions, {}
-
-    def remarks(self, identity: QuestionSource, folder: Path) -> list[str]:
-        remarks = list[str]()
-        for place, row in self.read(identity, folder):
-            read_conversation(row, place, remarks)
-        return remarks
-
-    def count_clusters(
-        self, suite: Suite, identity: QuestionSource, folder: Path | None
-    ) -> int | None:
-        rows = self.read(identity, folder)
-        values = [fields.get(str(suite.cluster_by)) for fields in _fields(rows)]
-        return None if None in values else len({digest_json(value) for value in values})
 
     def known_cluster(
         self, task: FidelityTask, identity: QuestionSource, folder: Path | None

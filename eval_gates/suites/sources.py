@@ -61,8 +61,8 @@ class SuiteSource:
 
     identity: QuestionSource  # part of the stage's key
     folder: Path | None = None  # not part of it
-    questions: int | None = None  # None where only reading them would show
-    clusters: int | None = None  # likewise, if the suite has clusters
+    questions: int | None = None  # with copies; None where only laying out would show
+    clusters: int | None = None  # of the packages'
 
 
 class SourceLookup(Protocol):
@@ -168,8 +168,7 @@ class SourcedKind:
                 "(docs/how-to/suites.md has the keys)",
             )
         identity = self._folder_identity(place, lookup)
-        clusters = self.count_clusters(suite, identity, place) if suite.cluster_by else None
-        return SuiteSource(identity, place, self.count(suite, identity, place), clusters)
+        return SuiteSource(identity, place, self.count(suite, identity, place))
 
     def _check_folder(self, name: str, suite: Suite, folder: Path) -> None:
         """Raise EvaluationDataError if a folder that the user gave has no file for the suite."""
@@ -194,7 +193,7 @@ class SourcedKind:
         return QuestionSource(kind="folder", digest=digest)
 
     def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
-        """Return the number of questions, if known without laying out."""
+        """Return the number of questions, copies included, if known without laying out."""
         if identity.kind == "hub":
             return self.hub.questions if self.hub else None
         if identity.kind == "packages":
@@ -228,16 +227,9 @@ class SourcedKind:
             raise _no_questions(files, folder)
         return read
 
-    def count_clusters(
-        self, suite: Suite, identity: QuestionSource, folder: Path | None
-    ) -> int | None:
-        """Return the number of clusters, if known without laying out."""
-        files = self.local_files(suite, identity, folder)
-        field = str(suite.cluster_by)
-        rows = [row for path in files for _, row in read_rows(path)]
-        if not rows or any(field not in row for row in rows):
-            return None
-        return len({digest_json(row[field]) for row in rows})
+    def packaged_clusters(self, suite: Suite) -> int | None:
+        """Return the number of clusters of the source `packages`, if it is known."""
+        return None
 
     def local_files(
         self, suite: Suite, identity: QuestionSource, folder: Path | None
@@ -263,7 +255,7 @@ class SourcedKind:
         identity, folder = self._identify(source, suite, lookup)
         if identity is None:
             return None
-        clusters = self.count_clusters(suite, identity, folder) if suite.cluster_by else None
+        clusters = self.packaged_clusters(suite) if identity.kind == "packages" else None
         return SuiteSource(identity, folder, self.count(suite, identity, folder), clusters)
 
     def _identify(

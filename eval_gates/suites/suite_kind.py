@@ -113,12 +113,14 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
         questions, _ = self.questions(task, order)
         return questions
 
-    def remarks(self, identity: QuestionSource, folder: Path) -> list[str]:
-        """Return what `questions` would read otherwise than a folder's files have it, with lines.
+    def further_units(
+        self, task: Task, questions: Sequence[Question], order: QuestionOrder
+    ) -> dict[str, int]:
+        """Return how many clusters of known questions each further gate is about, by its name.
 
-        EvaluationDataError for malformed ones.
+        A gate is left out where the source does not show it.
         """
-        return []
+        return {}
 
     def open(self, task: Task, questions: Sequence[Question], folder: Path) -> None:
         """Read what rendering and scoring need; runs in `evaluate`, with all laid-out questions.
@@ -207,10 +209,17 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
         """Return how many tokens the answer follows, where known (`eval_gates/depth.py`)."""
         return None
 
+    def part_of(self, answer: Answer) -> str:
+        """Return the subject, task or ability that a baseline's answer shows; '' if none.
+
+        A variant that loses one of them does not pass.
+        """
+        return answer.group
+
     def groups(self, baseline: Sequence[Answer], candidate: Sequence[Answer]) -> list[GroupReport]:
-        """Return the scores of subjects or members, if any."""
-        named = all(row.group for row in baseline)
-        return report_groups(baseline, candidate, lambda row: row.group) if named else []
+        """Return the scores of these parts, if any."""
+        named = all(map(self.part_of, baseline))
+        return report_groups(baseline, candidate, self.part_of) if named else []
 
 
 def kind_named(name: str) -> SuiteKind[Any]:

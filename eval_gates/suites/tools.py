@@ -106,14 +106,10 @@ class Tools(TextKind[ToolsTask]):
             return sum(CATEGORIES[name] for name in categories)
         return super().count(suite, identity, folder)
 
-    def count_clusters(
-        self, suite: Suite, identity: QuestionSource, folder: Path | None
-    ) -> int | None:
+    def packaged_clusters(self, suite: Suite) -> int | None:
         categories: list[str] = getattr(suite, "categories", [])
-        if identity.kind == "packages":
-            is_all = not categories and suite.cluster_by == "functions"
-            return FUNCTION_LISTS if is_all else None
-        return super().count_clusters(suite, identity, folder)
+        is_all = not categories and suite.cluster_by == "functions"
+        return FUNCTION_LISTS if is_all else None
 
     def known_cluster(
         self, task: ToolsTask, identity: QuestionSource, folder: Path | None

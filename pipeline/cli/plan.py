@@ -71,9 +71,9 @@ def check_policy(request: ModelRequest, name: str, *, as_json: bool) -> None:
             settings.digests,
             progress,
         )
+        refuse(sources.faults(policy))
         counts = sources.counts(policy)
         note_repeated_fields(policy, sources, progress)
-        refuse(sources.faults(policy))
         sources.note_remarks(policy)
         level = gate_level(
             policy.alpha, policy.attempts, len(recipes), in_sequence=request.until_pass

@@ -260,11 +260,11 @@ def _check_serving(request: ModelRequest, profile: ServingProfile, policy: Polic
 
 def _check_name(name: str) -> None:
     """Raise UsageError for a name that no registry takes."""
-    if not name.strip() or any(letter in name for letter in "/:"):
+    if not name.strip() or any(letter in name for letter in "/:@"):
         raise UsageError(
             f"'{name}' cannot be a name in the registry",
             where="--name",
-            hint="give a name without '/' and ':'",
+            hint="give a name without '/', ':' and '@'",
         )
 
 

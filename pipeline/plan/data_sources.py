@@ -5,16 +5,15 @@ A source is plain data that identifies its content, as a part of stage keys.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import recipes
-from eval_gates.clusters import repeated_field
+from eval_gates.clusters import labels_of, repeated_field
 from eval_gates.question_set import judged_apart
-from eval_gates.suites.chat_logs import tell
 from eval_gates.suites.json_lines import question_files, read_rows
 from eval_gates.suites.sources import QuestionSource, SuiteSource
 from eval_gates.suites.suite_kind import QuestionOrder, kind_of
@@ -30,7 +29,17 @@ from recipes.quantizers.calibration import form_of
 from recipes.schema import CalibrationLimit
 
 _MAX_NAMES = 20
+_LOCAL = ("folder", "builtin")  # sources whose questions are laid out by `plan`, too
 BUILTIN_CALIBRATION = Path(recipes.__file__).parent / "calibration" / "general.jsonl"
+
+
+@dataclass(frozen=True)
+class KnownQuestions:
+    """What is known of a suite's questions before a run lays them out."""
+
+    questions: int | None  # without copies; None where only laying out would show
+    clusters: int | None  # likewise, if the suite has clusters
+    units: Mapping[str, int] = field(default_factory=dict)  # of the suite's further gates, by name
 
 
 @dataclass
@@ -46,6 +55,9 @@ class SourceResolver:
     progress: Progress
     _revisions: dict[str, str | None] = field(default_factory=dict, init=False)
     _suites: dict[str, SuiteSource] = field(default_factory=dict, init=False)
+    _known: dict[str, KnownQuestions] = field(default_factory=dict, init=False)
+    # What laying out local questions said, and whether it was noted.
+    _remarks: dict[str, bool] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if self.eval_data is not None and not self.eval_data.is_dir():
@@ -58,20 +70,49 @@ class SourceResolver:
     def suite(self, name: str, suite: AnySuite) -> SuiteSource:
         """Return the suite's first available source.
 
-        EvaluationDataError: there is none, or a local file is missing or damaged.
+        EvaluationDataError: there is none, or a local file is missing. HubError: the Hub is late.
         """
         asked = f"{name} {suite.model_dump_json()}"
         if asked not in self._suites:
             self._suites[asked] = kind_of(suite).find_source(name, suite, self)
         return self._suites[asked]
 
-    def faults(
-        self, policy: Policy, laid_out: Collection[tuple[str, QuestionSource]] = ()
-    ) -> Iterator[PrepareError]:
-        """Yield why suites have no valid questions.
+    def known(self, name: str, suite: AnySuite) -> KnownQuestions:
+        """Return what is known of the suite's questions; local ones are laid out.
 
-        `laid_out` sources, by kind of suite, were valid before.
+        EvaluationDataError: as :meth:`suite`, or local files have malformed rows, too many copies
+        or useless clusters.
         """
+        asked = f"{name} {suite.model_dump_json()}"
+        if asked not in self._known:
+            source = self.suite(name, suite)
+            known = KnownQuestions(source.questions, source.clusters)
+            if source.identity.kind in _LOCAL:
+                known = self._lay_out(suite, source)
+            self._known[asked] = known
+        return self._known[asked]
+
+    def _lay_out(self, suite: AnySuite, source: SuiteSource) -> KnownQuestions:
+        """Return what is left of a local source's questions when copies are left out."""
+        kind = kind_of(suite)
+        files: Sequence[Path] = ()
+        if source.folder is not None:
+            files = kind.folder_files(source.folder)
+        said = _Said(self._remarks)
+        with TemporaryDirectory() as made:
+            order = QuestionOrder(source.identity, source.folder, Path(made), said)
+            questions = kind.known_questions(suite, order)
+            apart = judged_apart(kind, questions, files, suite.cluster_by, said.note)
+            units = kind.further_units(suite, apart, order)
+        # A kind may ask questions besides those of its files.
+        asked = source.questions
+        if asked is not None:
+            asked -= len(questions) - len(apart)
+        clusters = len(set(labels_of(apart))) if suite.cluster_by else None
+        return KnownQuestions(asked, clusters, units)
+
+    def faults(self, policy: Policy) -> Iterator[PrepareError]:
+        """Yield why suites have no valid questions."""
         if self.eval_data is not None and not any(map(_reads_folder, policy.suites.values())):
             yield UsageError(
                 "no suite of the policy reads the folder of evaluation data",
@@ -83,37 +124,23 @@ class SourceResolver:
         identities = dict[str, QuestionSource]()
         for name, suite in policy.suites.items():
             try:
-                source = self.suite(name, suite)
-                identities[name] = source.identity
-                is_new = (suite.kind, source.identity) not in laid_out
+                identities[name] = self.suite(name, suite).identity
+                self.known(name, suite)
             except (EvaluationDataError, HubError, UsageError) as error:
-                yield error
-                continue
-            if not is_new or source.identity.kind != "folder" or source.folder is None:
-                continue
-            try:
-                self._check_questions(suite, source.identity, source.folder)
-            except EvaluationDataError as error:
                 yield error
         yield from _same_questions(policy, identities)
 
-    def _check_questions(self, suite: AnySuite, identity: QuestionSource, folder: Path) -> None:
-        """Raise EvaluationDataError for malformed rows, copies and useless clusters of files."""
-        kind = kind_of(suite)
-        with TemporaryDirectory() as made:
-            order = QuestionOrder(identity, folder, Path(made), NullProgress())
-            questions = kind.known_questions(suite, order)
-        judged_apart(kind, questions, kind.folder_files(folder), suite.cluster_by, self.note)
-
     def note_remarks(self, policy: Policy) -> None:
-        """Note what suites read otherwise in local files; a run notes it when it lays them out.
+        """Note what suites leave out of local files or read otherwise.
 
-        The files are valid (:meth:`faults`).
+        A run notes it when it lays the questions out. The files are valid (:meth:`faults`).
         """
         for name, suite in policy.suites.items():
-            source = self.suite(name, suite)
-            if source.identity.kind == "folder" and source.folder is not None:
-                tell(kind_of(suite).remarks(source.identity, source.folder), self.progress)
+            self.known(name, suite)
+        for remark, was_noted in self._remarks.items():
+            if not was_noted:
+                self.note(remark)
+                self._remarks[remark] = True
 
     def note_unread(self, policy: Policy) -> None:
         """Note the names of the folder's files that no suite reads."""
@@ -149,15 +176,16 @@ class SourceResolver:
         self.progress.note(text)
 
     def counts(self, policy: Policy) -> dict[str, int | None]:
-        """Return available questions, or clusters, by suite; None if unknown.
+        """Return available questions, or clusters, by suite, and by further gate where it is known.
 
-        EvaluationDataError: as :meth:`suite`.
+        None: unknown. EvaluationDataError: as :meth:`known`.
         """
-        sources = {name: self.suite(name, suite) for name, suite in policy.suites.items()}
-        return {
-            name: source.clusters if policy.suites[name].cluster_by else source.questions
-            for name, source in sources.items()
-        }
+        counts = dict[str, int | None]()
+        for name, suite in policy.suites.items():
+            known = self.known(name, suite)
+            counts[name] = known.clusters if suite.cluster_by else known.questions
+            counts |= {f"{name} {gate}": units for gate, units in known.units.items()}
+        return counts
 
     def calibration(
         self, calibration: Calibration, limit: CalibrationLimit | None, variant: str
@@ -203,6 +231,16 @@ class SourceResolver:
         used = wanted.model_copy(update={"dataset": name})
         form = form_of(file, where)
         return used, {"file": self.digests.digest(file), "form": form}, file
+
+
+class _Said(NullProgress):
+    """Keeps each note once."""
+
+    def __init__(self, notes: dict[str, bool]) -> None:
+        self._notes = notes
+
+    def note(self, text: str) -> None:
+        self._notes.setdefault(text, False)
 
 
 def _same_questions(

@@ -11,6 +11,7 @@ from pipeline.preflight.chances import GatePower, format_chance, one_look
 from prepare.errors import UsageError
 from recipes.schema import Family
 
+_SHARE = 0.5  # of the sessions, where neither policy nor log tells
 SHOWN_SESSIONS = (50, 200, 1_000)
 
 
@@ -24,11 +25,30 @@ class DecisionGatePower:
     family: Family
     alpha: float
     flips: float
-    sessions: int | None  # that have such a turn; None if unknown
+    of_all: int | None  # sessions; None if unknown
+    logged_share: float | None  # of sessions with such a turn, by the log's own answers
 
     @property
     def comparison(self) -> Comparison:
         return Comparison.points(self.gate.margins[self.family])
+
+    @property
+    def sessions(self) -> int | None:
+        """Return how many have such a turn; None if unknown."""
+        return None if self.of_all is None else max(1, round(self.share * self.of_all))
+
+    @property
+    def share(self) -> float:
+        """Return the share of sessions that have such a turn."""
+        known = (self.gate.sessions, self.logged_share)
+        return next((share for share in known if share is not None), _SHARE)
+
+    @property
+    def source(self) -> str:
+        """Return where the number of sessions is from."""
+        if self.gate.sessions is None and self.logged_share is not None:
+            return "those in which the log's own answers have such a turn"
+        return f"assumed: {100 * self.share:g} % have such a turn"
 
     def power(self) -> GatePower:
         margin = self.gate.margins[self.family]
@@ -48,8 +68,8 @@ class DecisionGatePower:
             said = "passes" if is_critical else "fails"
             chance = lossless.passes if is_critical else lossless.fails
             words += (
-                f", about {self.sessions:,} sessions (assumed: {100 * self.gate.sessions:g} % have "
-                f"such a turn); {said} {format_chance(chance)} of variants that lose nothing"
+                f", about {self.sessions:,} sessions ({self.source}); {said} "
+                f"{format_chance(chance)} of variants that lose nothing"
             )
             words += f"; {words_at_sessions(self.comparison, self.alpha, self.flips)}"
         return GatePower(
@@ -70,11 +90,10 @@ class DecisionGatePower:
             return None
         return UsageError(
             f"the gate '{self.name}' cannot pass: even when no decision changes it takes {least} "
-            f"sessions with such a turn, and about {self.sessions} are assumed",
+            f"sessions with such a turn, and there are about {self.sessions} ({self.source})",
             where=f"policy key suites.{self.suite}, margins of {self.family}",
             hint="give more sessions; or a wider margin; or 'tier: supporting'; or, next to the "
-            f"margins, the share of your sessions that has such a turn (now 'sessions: "
-            f"{self.gate.sessions:g}')",
+            "margins, the share of your sessions that has such a turn (key 'sessions')",
         )
 
 

@@ -12,13 +12,12 @@ from statistics import NormalDist
 from typing import Any
 
 from eval_gates.cost import MIN_PROBLEMS
-from eval_gates.decision_gate import gate_name
 from eval_gates.statistics.assay_sensitivity import min_questions_for_sensitivity
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import min_unchanged_values, planned_looks
 from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.stopping import comparison_of
-from eval_gates.suites.decision_task import gates_of
+from eval_gates.suites.decision_task import gate_name, gates_of
 from eval_gates.suites.suite_kind import SuiteKind, kind_of
 from pipeline.plan.recorded_arm import RecordedArm
 from pipeline.preflight.chances import (
@@ -204,7 +203,10 @@ def check_counted(
     suites = {
         name: suite
         for name, suite in policy.suites.items()
-        if (suite.kind == "lm_eval" or suite.cluster_by) and name in laid_out
+        # Gates on kinds of decisions are of local logs, which were counted before.
+        if (suite.kind == "lm_eval" or suite.cluster_by)
+        and not gates_of(suite)
+        and name in laid_out
     }
     if suites:
         counted = policy.model_copy(update={"suites": suites})
@@ -413,17 +415,23 @@ def _kind_gates(
     for gate in _gates(policy, recipes, counts, level):
         for kind, own in gates_of(gate.suite):
             if gate.family in own.margins:
-                sessions = gate.questions
                 if policy.undecided_supporting == "hold" and own.tier == "supporting":
                     own = own.model_copy(update={"tier": "critical"})  # it must pass, too
+                name = gate_name(gate.name, kind, own)
+                all_sessions = counts[gate.name]
+                logged = counts.get(name)
+                share = None
+                if logged is not None and all_sessions:
+                    share = logged / all_sessions
                 yield DecisionGatePower(
-                    gate.name,
-                    gate_name(gate.name, kind, own),
-                    own,
-                    gate.family,
-                    gate.alpha,
-                    gate.flips,
-                    None if sessions is None else max(1, round(own.sessions * sessions)),
+                    suite=gate.name,
+                    name=name,
+                    gate=own,
+                    family=gate.family,
+                    alpha=gate.alpha,
+                    flips=gate.flips,
+                    of_all=gate.questions,
+                    logged_share=share,
                 )
 
 

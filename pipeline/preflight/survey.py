@@ -29,8 +29,6 @@ from pipeline.preflight.power import check_power
 from pipeline.preflight.preflight import Preflight
 from pipeline.preflight.suitability import find_drafting_fault
 from pipeline.preflight.tokenizer_faults import reading_faults
-from pipeline.stages import known_of
-from pipeline.stages.questions import QUESTIONS
 from prepare.errors import (
     CheckpointError,
     HubError,
@@ -159,11 +157,7 @@ def _question_faults(
     progress: Progress,
 ) -> Iterator[PrepareError]:
     """Yield faults of questions, or an undecidable gate."""
-    records = settings.open_store().records(QUESTIONS.name, leave_out_damaged=True)
-    made = [QUESTIONS.parameters_of(spec.record) for spec in known_of(records)]
-    missing = list(
-        sources.faults(policy, [(parameters.kind, parameters.source) for parameters in made])
-    )
+    missing = list(sources.faults(policy))
     yield from missing
     if not missing and not choices.asked.is_screening:  # without gates nothing is to be decided
         try:

@@ -197,6 +197,7 @@ def forecast(
             sizes = preflight.sizes if preflight is not None else {}
             plan = make_plan(choices, located, settings, sources, sizes=sizes)
             check_fitted(plan.policy, choices, checkpoint, sources)
+            sources.note_remarks(plan.policy)
             policy = plan.policy
             level = plan.trial.level
             order = tuple(plan.trial.descent)

@@ -120,7 +120,8 @@ def leave_out(
                 if is_known
                 else f"the recorded policy has no suite '{name}'",
                 where=f"--leave-out {name}",
-                hint=f"it has {', '.join(suites)}",
+                hint="only suites whose recorded answers cannot be read are left out: "
+                f"{', '.join(lacking) or 'here there are none'}",
             )
     for name, why in lacking.items():
         if name not in wanted:

@@ -333,3 +333,39 @@ def test_a_file_has_the_name_that_is_given(tmp_path: Path, name: str) -> None:
     assert [each.version for each in registry.versions(NAME)] == ["1"]
     assert {each.name for each in place.iterdir()} == {"registry.db", "registry.db.lock"}
     assert {each.name for each in tmp_path.iterdir()} == {name, "weights"}
+
+
+class TestHeld:
+    """Another process keeps what a promotion needs: an error with an end, and its cure."""
+
+    @pytest.fixture
+    def registry(self, uri: str, tmp_path: Path) -> Registry:
+        registry = Registry(uri)
+        register(registry, NAME, weights(tmp_path / "weights"), "a")
+        return registry
+
+    def test_the_lock(self, registry: Registry, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(mlflow_store, "LOCK_S", 0.2)
+        lock = f"{uri.removeprefix('sqlite:///')}.lock"
+        holder = (
+            "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, 2); print(flush=True)"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", f"{holder}; input()", lock],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            with pytest.raises(RegistryError, match="another process") as caught:
+                promote(registry, NAME, "1", None)
+            other.terminate()
+        assert caught.value.where == lock
+        promote(registry, NAME, "1", None)
+
+    def test_the_file(self, registry: Registry, uri: str) -> None:
+        with closing(sqlite3.connect(uri.removeprefix("sqlite:///"))) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            with pytest.raises(RegistryError) as caught:
+                registry.aliases(NAME)
+        assert "end it" in caught.value.hint

@@ -143,6 +143,28 @@ def test_a_loss_that_grows_along_sessions_does_not_pass(long: int, verdict: str)
     assert gate.verdict == whole_suite(before, after).verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("declining", "kept", "verdict"), [(12, 0.0, "undecided"), (12, 1.0, "pass"), (4, 0.0, "pass")]
+)
+def test_a_rare_ability_is_not_lost_in_a_mean(declining: int, kept: float, verdict: str) -> None:
+    """12 of 600 sessions decline; a variant that never does loses 2 points of all turns."""
+    answered = rows(588, 1.0, kind="talks", turns=1)
+
+    def declined(share: float) -> list[Answer]:
+        return [
+            replace(row, id=f"d{row.id}", cluster=f"d{row.cluster}")
+            for row in rows(declining, share, kind="declines", turns=1)
+        ]
+
+    before = [*answered, *declined(1.0)]
+    after = [*answered, *declined(kept)]
+    suite = whole_suite(before, after)
+    assert suite.verdict == verdict
+    assert ("declines loses" in suite.reason) == (verdict == "undecided")
+    parts = {part.group: (part.n, part.candidate) for part in suite.groups}
+    assert parts == {"answers": (588, 1.0), "declines": (declining, kept)}
+
+
 def test_few_sessions_are_named() -> None:
     gate = judged(rows(20, 1.0), rows(20, 1.0))[0]
     assert gate.verdict == "undecided"

@@ -34,6 +34,10 @@ from recipes.policy import AnySuite, Margin
 from recipes.schema import Family
 
 
+def _group(row: Answer) -> str:
+    return row.group
+
+
 class TestLooks:
     def test_it_stops_where_the_worker_stopped(self) -> None:
         before, after = flipped(4000, 40, 40, 2600)
@@ -306,7 +310,7 @@ class TestGroups:
             after = [
                 replace(row, score=float(not gone)) for row, gone in zip(before, lost, strict=True)
             ]
-            named += bool(find_lost_groups(rule, before, after))
+            named += bool(find_lost_groups(rule, before, after, _group))
         assert named <= 30
 
     def test_one_group_or_none_is_no_group(self) -> None:
@@ -314,4 +318,4 @@ class TestGroups:
         for names in ([""] * 300, ["one"] * 300, ["one"] * 299 + [""]):
             before = [Answer(str(n), "p", 1.0, group=name) for n, name in enumerate(names)]
             after = [replace(row, score=0.0) for row in before]
-            assert find_lost_groups(rule, before, after) == ()
+            assert find_lost_groups(rule, before, after, _group) == ()

@@ -107,7 +107,7 @@ class TestUsage:
         error = refused(request_for(recipes=("fp8-dynamic", str(copy))), settings)
         assert "two of the variants are called 'fp8-dynamic'" in error.message
 
-    @pytest.mark.parametrize("name", ["org/model", "model:1", " "])
+    @pytest.mark.parametrize("name", ["org/model", "model:1", "model@1", " "])
     def test_a_name_that_the_registry_refuses(self, settings: Settings, name: str) -> None:
         assert refused(request_for(name=name), settings).where == "--name"
 

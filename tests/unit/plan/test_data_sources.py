@@ -133,10 +133,13 @@ class TestSuite:
         assert resolving.notes == []
 
     def test_clusters_are_counted_where_the_policy_has_some(self, tmp_path: Path) -> None:
-        rows = b"".join(b'{"question": "%d", "passage": "%d"}\n' % (n, n // 4) for n in range(20))
+        own = [{**ROW, "question": f"q{n}", "passage": str(n // 4)} for n in range(20)]
+        rows = "".join(f"{json.dumps(row)}\n" for row in own).encode()
         folder = write_files(tmp_path / "passages", {"mmlu_test.jsonl": rows})
 
         def counted(**suite: Any) -> int | None:
+            if suite["kind"] == "mmlu":
+                suite["num_fewshot"] = 0
             asked = {"name": "p", "summary": "s", "suites": {"mine": {"margins": MARGINS, **suite}}}
             policy = Policy.model_validate(asked)
             reads = suite.get("sources") is None
@@ -144,7 +147,8 @@ class TestSuite:
 
         assert counted(kind="mmlu") == 20
         assert counted(kind="mmlu", cluster_by="passage") == 5
-        assert counted(kind="mmlu", cluster_by="other") is None
+        with pytest.raises(EvaluationDataError, match="no field 'other'"):
+            counted(kind="mmlu", cluster_by="other")
         packaged: dict[str, Any] = {"kind": "tools", "sources": ["packages"]}
         assert counted(**packaged) == 3_641
         assert counted(**packaged, cluster_by="functions") == 2_116
@@ -263,8 +267,8 @@ MINE = """
 name: mine
 summary: two own sets of choices
 suites:
-  capitals: {kind: mmlu, data: data/capitals.jsonl, margins: {fp8: 0.1}}
-  rivers: {kind: mmlu, data: data/rivers.jsonl.gz, margins: {fp8: 0.1}}
+  capitals: {kind: mmlu, data: data/capitals.jsonl, margins: {fp8: 0.1}, num_fewshot: 0}
+  rivers: {kind: mmlu, data: data/rivers.jsonl.gz, margins: {fp8: 0.1}, num_fewshot: 0}
   notes: {kind: rouge, data: data, margins: {fp8: 0.1}}
 """
 ROW = {"subject": "s", "question": "q", "choices": list("abcd"), "answer": 0}
@@ -273,12 +277,12 @@ ROW = {"subject": "s", "question": "q", "choices": list("abcd"), "answer": 0}
 class TestOwnData:
     @pytest.fixture
     def place(self, tmp_path: Path) -> Path:
-        row = json.dumps(ROW).encode() + b"\n"
+        rows = [f"{json.dumps({**ROW, 'question': str(n)})}\n".encode() for n in range(3)]
         (tmp_path / "place" / "data").mkdir(parents=True)
         files = {
             "policy.yaml": MINE.encode(),
-            "data/capitals.jsonl": row * 2,
-            "data/rivers.jsonl.gz": gzip.compress(row * 3),
+            "data/capitals.jsonl": b"".join(rows[:2]),
+            "data/rivers.jsonl.gz": gzip.compress(b"".join(rows)),
             "data/summarization_test.jsonl": b'{"document": "d", "summary": "s"}\n',
         }
         return write_files(tmp_path / "place", files)
@@ -389,13 +393,18 @@ class TestHowMany:
     ) -> None:
         assert self.of(tmp_path, suite, files) == number
 
-    def test_rows_that_were_laid_out_are_not_read_again(self, tmp_path: Path, data: Path) -> None:
-        suites = {"mmlu": {"kind": "mmlu", "num_fewshot": 0, "margins": {"fp8": 0.1}}}
-        policy = Policy.model_validate({"name": "p", "summary": "s", "suites": suites})
-        resolver = Resolving(tmp_path, data).resolver
-        source = resolver.suite("mmlu", policy.suites["mmlu"]).identity
-        assert len(list(resolver.faults(policy))) == 1  # its row is '{}'
-        assert list(resolver.faults(policy, [("mmlu", source)])) == []
+    def test_copies_do_not_count(self, tmp_path: Path) -> None:
+        own = [{**ROW, "question": f"q{n % 99}"} for n in range(100)]
+        rows = "".join(f"{json.dumps(row)}\n" for row in own).encode()
+        folder = write_files(tmp_path / "own", {"mmlu_test.jsonl": rows})
+        suite = Mmlu.policy(margins=MARGINS, num_fewshot=0)
+        policy = Policy.model_validate({"name": "p", "summary": "s", "suites": {"mine": suite}})
+        resolving = Resolving(tmp_path, folder)
+        assert resolving.resolver.counts(policy) == {"mine": 99}
+        resolving.resolver.note_remarks(policy)
+        resolving.resolver.note_remarks(policy)
+        (note,) = resolving.listener.notes
+        assert note.startswith("1 of 100 questions")
 
 
 @pytest.mark.parametrize(

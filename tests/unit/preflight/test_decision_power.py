@@ -60,6 +60,24 @@ def test_each_kind_has_its_own_line(kind: str) -> None:
     assert f"{counts} such sessions pass" in gate.words
 
 
+def test_a_log_that_has_the_kind_is_counted() -> None:
+    """In a log of 40 sessions, all with calls, half of them were assumed, and plan refused."""
+    policy = policy_of("calls", sessions=None)
+    counted = {"agents": 40, "agents calls": 40}
+    check_power(policy, RECIPES, counted, LEVEL)
+    _, gate = policy_power(policy, RECIPES, counted, LEVEL)
+    assert gate.units == 40
+    with pytest.raises(UsageError, match="about 20"):
+        check_power(policy, RECIPES, {"agents": 40}, LEVEL)
+    # What the policy says comes first; questions that are limited have their share.
+    _, said = policy_power(policy_of("calls", sessions=0.8), RECIPES, counted, LEVEL)
+    assert said.units == 32
+    suites = {"agents": policy.suites["agents"].model_copy(update={"questions": 20})}
+    limited = policy.model_copy(update={"suites": suites})
+    _, few = policy_power(limited, RECIPES, {"agents": 40, "agents calls": 30}, LEVEL)
+    assert few.units == 15
+
+
 @each_kind
 def test_a_supporting_gate_tells_what_it_fails(kind: str) -> None:
     supporting = power_of(policy_of(kind, tier="supporting"))

@@ -232,11 +232,11 @@ def test_what_a_line_does_not_offer_or_did_not_ask_is_told() -> None:
     silent = {"role": "user", "content": None}
     row = {"messages": [silent, call("{}", "{}"), RESULT, other, SAID, ASK], "tools": []}
     _, remarks = read(row)
-    places = [remark.split(":")[0] for remark in remarks]
+    places = [remark.place for remark in remarks]
     assert places == [f"logs.jsonl, line 1, message {number}" for number in (1, 2, 4)]
     # Reports have the remarks, and logs are private.
     (tool,) = {call["function"]["name"] for call in row["messages"][1]["tool_calls"]}
-    assert not any(name in remark for remark in remarks for name in (tool, "nobody's"))
+    assert not any(name in remark.what for remark in remarks for name in (tool, "nobody's"))
 
 
 def test_parallel_calls_stay_together() -> None:
@@ -268,14 +268,14 @@ def test_a_damaged_answer_ends_its_session_and_is_named_by_its_line(damaged: Any
         ("session/1", 1),
     ]
     (remark,) = remarks
-    assert remark.startswith("logs.jsonl, line 2, message 2: ")
+    assert remark.place == "logs.jsonl, line 2, message 2"
 
 
 def test_a_developer_is_read_as_the_system_and_named() -> None:
     turns, remarks = read({"messages": [{"role": "developer", "content": "Be brief."}, ASK]})
     assert turns[0].messages[0] == {"role": "system", "content": "Be brief."}
     (remark,) = remarks
-    assert remark.startswith("logs.jsonl, line 1, message 1: ")
+    assert remark.place == "logs.jsonl, line 1, message 1"
 
 
 def test_the_first_api_of_functions_is_read() -> None:
@@ -320,8 +320,10 @@ def test_what_was_read_otherwise_is_told(tmp_path: Path) -> None:
     order = QuestionOrder(QuestionSource(kind="folder"), file, tmp_path, listener)
     questions, _ = Decisions().questions(DecisionsTask(), order)
     assert len(questions) == 9
-    assert sum(f"{file}, line" in note for note in listener.notes) == 5
-    assert any(note.startswith("4 further") for note in listener.notes)
+    # Each fault once, with its first places.
+    (cut_off,) = [note for note in listener.notes if "cut off" in note]
+    assert cut_off.count(f"{file}, line") == 3
+    assert "6 further places" in cut_off
 
 
 def test_the_carried_requests_name_carried_tools() -> None:

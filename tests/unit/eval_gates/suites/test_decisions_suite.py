@@ -21,6 +21,8 @@ from eval_gates.suites.decision_task import AS_LOGGED, DecisionsTask
 from eval_gates.suites.decisions import Decisions, as_text, carried_tools
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder
+from pipeline.plan.data_sources import SourceResolver
+from prepare.digest import FileDigests
 from prepare.errors import EvaluationDataError, StageError, UsageError
 from recipes.policy import Policy
 
@@ -375,3 +377,59 @@ def test_a_gate_on_calls_needs_tools_in_the_log(tmp_path: Path) -> None:
         Decisions().known_questions(
             Decisions.policy.model_validate({**gates, "kinds": calls}), order
         )
+
+
+def test_each_gates_sessions_are_counted_by_the_logs_own_answers(tmp_path: Path) -> None:
+    called = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "secret_find", "arguments": "{}"}}],
+    }
+    refused = {"role": "assistant", "content": "I cannot help with that."}
+    answers = [called, called, called, refused, refused, None]
+    rows: list[dict[str, Any]] = []
+    for number, answer in enumerate(answers):
+        asked = {"role": "user", "content": f"question {number}"}
+        messages = [asked, answer] if answer else [asked]
+        rows.append({"messages": messages, "tools": [TOOL, "get_weather"] if number else [TOOL]})
+    rows.append(rows[0])  # a copy of another session
+    file = tmp_path / "logs.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    kinds = {kind: {"margins": {"fp8": 0.1}} for kind in ("calls", "talks", "declines", "helps")}
+    kinds["tool"] = {"margins": {"fp8": 0.1}, "tools": 2}
+    suite = Decisions.policy.model_validate(
+        {
+            "kind": "decisions",
+            "data": str(file),
+            "ladder": [1, 2],
+            "margins": {"fp8": 0.1},
+            "kinds": kinds,
+            "at_most_tools": {"tools": 1, "margins": {"fp8": 0.1}},
+        }
+    )
+    policy = Policy.model_validate({"name": "p", "summary": "s", "suites": {"d": suite}})
+    sources = SourceResolver(None, "e", FileDigests(tmp_path / "digests.json"), Listener())
+    assert sources.counts(policy) == {
+        "d": 6,
+        "d calls": 3,
+        "d tool at 2 tools": 3,
+        "d talks": 2,
+        "d declines": 2,
+        "d helps": 3,
+        "d at 1 tools": 1,
+    }
+    # Requests alone do not tell what is decided.
+    requests = [{**row, "messages": row["messages"][:1]} for row in rows]
+    file.write_text("".join(json.dumps(row) + "\n" for row in requests))
+    again = SourceResolver(None, "e", FileDigests(tmp_path / "digests.json"), Listener())
+    assert again.counts(policy) == {"d": 6}
+
+
+def test_sessions_with_too_many_tools_are_counted(tmp_path: Path) -> None:
+    kind = Decisions()
+    file = tmp_path / "logs.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in LOG))
+    listener = Listener()
+    order = QuestionOrder(QuestionSource(kind="folder"), file, tmp_path, listener)
+    kind.questions(DecisionsTask(max_tools=1), order)
+    assert any(note.startswith("1 of 3 sessions") for note in listener.notes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from listener import Listener
@@ -21,7 +21,6 @@ from eval_gates.suites.fidelity import Fidelity, FidelityTask
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder
 from prepare.errors import EvaluationDataError, StageError
-from recipes.policy import Suite
 
 SECRET = "my password is hunter2"
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
@@ -107,7 +106,6 @@ def test_lines_that_continue_each_other_are_one_session(tmp_path: Path) -> None:
     kind = Fidelity()
     assert kind.known_cluster(TASK, source, file) == "session"
     task = TASK.model_copy(update={"cluster_by": "session"})
-    assert kind.count_clusters(cast(Suite, task), source, file) == 3
     questions, _ = kind.questions(task, QuestionOrder(source, file, tmp_path, Listener()))
     grouped = judged_apart(Fidelity(), questions, [file], "session", lambda text: None)
     assert [len(rows) for rows in group_by_cluster(grouped)] == [3, 3, 1]
