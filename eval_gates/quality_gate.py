@@ -6,7 +6,7 @@ Null hypothesis: the candidate is worse by the margin or more.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -25,6 +25,7 @@ from eval_gates.statistics.assay_sensitivity import (
 from eval_gates.statistics.bound import mean_bounds
 from eval_gates.statistics.comparison import LOST_IN_LARGE_CLUSTERS
 from eval_gates.statistics.looks import Finding, min_unchanged_values
+from eval_gates.statistics.lost_groups import LostGroup, find_lost_groups
 from eval_gates.stopping import GateRule, look_at
 from eval_gates.suites.suite_kind import kind_of
 from recipes.policy import AnySuite
@@ -83,7 +84,7 @@ def judge_quality(
     differences = [theirs - ours for ours, theirs in pairs]
     flips = sum(difference != 0 for difference in differences)
     lengths = answer_lengths(baseline)
-    # Where all questions are asked whatever the look, parts are judged and shown by all of them.
+    # Where every question is asked at any rate, parts are judged and shown by all of them.
     shown = whole if kind.asks_baseline_twice else (before, after)
     old, new = map(rule.counted, shown)
     scores = Scores(
@@ -95,8 +96,8 @@ def judge_quality(
         shuffled_score=0.0 if after[0].unrelated is None else mean_of(after, "unrelated"),
         cut_off=0.0 if lengths is None or kind.reads_cut_off else lengths.truncated,
         max_gain=suite.max_gain,
-        lost_groups=find_lost_groups(rule, old, new, kind.part_of)
-        if finding.state == "pass"
+        lost_groups=find_lost_groups(rule.comparison, rule.alpha, old, new, kind.part_of)
+        if finding.is_inside
         else (),
         is_lost_by_question=rule.comparison.is_lost_by_question(
             [row.score for row in old], [row.score for row in new]
@@ -150,7 +151,7 @@ def find_difference(
 ) -> Finding:
     """Return the look that decides, as asking found it; ValueError if answers are missing."""
     planned = len(group_by_cluster(baseline))
-    before = means(baseline[: len(candidate)], "score")
+    before = [row.score for row in baseline[: len(candidate)]]
     can_pass = not insensitive_checks(checks, rule.alpha)
     finding = look_at(rule, before, candidate, planned, can_pass=can_pass)
     if finding.state == "open" and finding.n != planned:
@@ -252,43 +253,6 @@ _CHANCE_SCORES: dict[ChanceKind, str] = {
 
 
 @dataclass(frozen=True)
-class LostGroup:
-    """A subject, a task or an ability that is shown to lose more than the margin."""
-
-    name: str
-    n: int  # questions, or clusters
-    drop: float  # of its mean score, at least
-
-
-def find_lost_groups(
-    rule: GateRule, before: Answers, after: Answers, part_of: Callable[[Answer], str]
-) -> tuple[LostGroup, ...]:
-    """Return the parts that fail the gate's comparison by themselves, the worst first.
-
-    A mean of many groups hides one that is lost. The level is divided by their number
-    (Bonferroni), so that a variant that loses the margin everywhere has none in 1 - alpha.
-    """
-    pairs: dict[str, tuple[list[Answer], list[Answer]]] = {}
-    for old, new in zip(before, after, strict=True):
-        ours, theirs = pairs.setdefault(part_of(old), ([], []))
-        ours.append(old)
-        theirs.append(new)
-    if len(pairs) < 2 or "" in pairs:
-        return ()
-    comparison = rule.comparison
-    level = rule.alpha / len(pairs)
-    lost = []
-    for name, sides in pairs.items():
-        scores = [means(rows, "score") for rows in sides]
-        values = comparison.values(scores[0], scores[1])
-        limits = {"lowest": comparison.lowest, "highest": comparison.highest}
-        if mean_bounds(values, level, **limits).upper < comparison.threshold:
-            change = mean_bounds([new - old for old, new in zip(*scores, strict=True)], level)
-            lost.append(LostGroup(name, len(values), -change.upper))
-    return tuple(sorted(lost, key=lambda group: -group.drop))
-
-
-@dataclass(frozen=True)
 class Scores:
     """Both models' scores."""
 
@@ -347,9 +311,7 @@ def judge_scores(finding: Finding, scores: Scores) -> QualityVerdict:
             f" {scores.full_baseline:.1%} (p = {worst.p_insensitive:.2g}), so a model that lost"
             f" everything could pass; {_describe_sensitivity(finding, worst.p_insensitive, unit)}"
         )
-    elif finding.lower > comparison.threshold and (
-        scores.candidate == 0 or finding.state == "open"
-    ):
+    elif finding.lower > comparison.threshold and (scores.candidate == 0 or not finding.is_inside):
         reason = (
             f"the candidate scores {scores.candidate:.1%} on {finding.n} {scores.unit}, and its"
             f" answers score {scores.shuffled_score:.1%} on other questions: they are not shown to"
@@ -361,10 +323,10 @@ def judge_scores(finding: Finding, scores: Scores) -> QualityVerdict:
             f" {MAX_CUT_OFF:.0%} may be: what they would have scored is not known; raise"
             " 'max_tokens' of the suite"
         )
-    elif finding.state == "pass" and scores.lost_groups:
+    elif finding.is_inside and scores.lost_groups:
         inside = _describe(finding, f"inside {comparison.words}", unit)
         reason = f"{inside}, but not in each group: {_describe_lost(scores.lost_groups)}"
-    elif finding.state == "pass" and scores.is_lost_by_question:
+    elif finding.is_inside and scores.is_lost_by_question:
         inside = _describe(finding, f"inside {comparison.words}", unit)
         reason = f"{inside}, but {LOST_IN_LARGE_CLUSTERS}"
     elif finding.state == "pass":
@@ -385,6 +347,7 @@ def judge_scores(finding: Finding, scores: Scores) -> QualityVerdict:
 
 
 def _describe(finding: Finding, margin: str, unit: str) -> str:
+    state = "pass" if finding.is_inside else finding.state
     shown = {
         "pass": f"the drop is at most {_points(max(0.0, -finding.lower))}, {margin}",
         "fail": f"the drop is at least {_points(-finding.upper)}, {margin}",
@@ -401,7 +364,7 @@ def _describe(finding: Finding, margin: str, unit: str) -> str:
     if finding.n < finding.planned:
         look = f"look {finding.number} of {finding.looks}"
         asked = f"{look}: {finding.n} of {finding.planned} {unit}"
-    return f"{shown[finding.state]} ({100 * (1 - finding.alpha):g} % confidence, {asked})"
+    return f"{shown[state]} ({100 * (1 - finding.alpha):g} % confidence, {asked})"
 
 
 def _describe_lost(groups: Sequence[LostGroup]) -> str:

@@ -5,18 +5,19 @@ Asking and judging look at answers by :func:`look_at` alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby
 
 from pydantic import Field, TypeAdapter
 
-from eval_gates.clusters import means, whole_end
+from eval_gates.clusters import group_by_cluster, means, whole_end
 from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import own_gains
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.looks import Finding, find, planned_looks
+from eval_gates.statistics.looks import Finding, findings, first_decided, planned_looks
+from eval_gates.statistics.lost_groups import find_lost_groups
 from prepare.record import Record
 from recipes.config_model import Tier
 from recipes.policy import Margin
@@ -48,21 +49,50 @@ class GateRule(Record):
 def look_at(
     rule: GateRule, baseline: Sequence[float], rows: Answers, planned: int, *, can_pass: bool
 ) -> Finding:
-    """Do the looks that a variant's answers allow; raises as :func:`find`.
+    """Do the looks that a variant's answers allow, up to the first that decides.
 
-    `baseline` has its mean score of each of these answers' values: questions, or clusters.
-    `planned` is the last look's number of values. An insensitive gate may not pass.
+    `baseline` has its score of each of these answers that the rule counts. `planned` is the last
+    look's number of values: questions, or clusters. An insensitive gate may not pass, nor may one
+    at a look at which a group is lost, or large clusters are: more answers may tell. ValueError
+    before the first look.
     """
-    counted = rule.counted(rows)
-    return find(
-        baseline,
-        means(counted, "score"),
+    after = rule.counted(rows)
+    before = [
+        replace(row, score=score) for row, score in zip(after, baseline[: len(after)], strict=True)
+    ]
+    looks = findings(
+        means(before, "score"),
+        means(after, "score"),
         rule.comparison,
         rule.alpha,
         planned,
-        own_gains(counted),
+        own_gains(after),
         can_pass=can_pass,
     )
+    return first_decided(_without_withheld(rule, before, after, looks))
+
+
+def _without_withheld(
+    rule: GateRule, before: Answers, after: Answers, looks: Iterable[Finding]
+) -> Iterator[Finding]:
+    """Yield the findings; a pass is open where a part of the answers loses too much."""
+    for finding in looks:
+        if finding.state == "pass" and _is_withheld(rule, before, after, finding.n):
+            yield replace(finding, state="open", is_withheld=True)
+        else:
+            yield finding
+
+
+def _is_withheld(rule: GateRule, before: Answers, after: Answers, values: int) -> bool:
+    """Return whether the mean of so many values hides that a part of them is lost."""
+    end = sum(map(len, group_by_cluster(after)[:values]))
+    old = before[:end]
+    new = after[:end]
+    scores = [[row.score for row in side] for side in (old, new)]
+    if rule.comparison.is_lost_by_question(*scores):
+        return True
+    lost = find_lost_groups(rule.comparison, rule.alpha, old, new, lambda row: row.group)
+    return bool(lost)
 
 
 @dataclass(frozen=True)
@@ -72,7 +102,7 @@ class StoppingPlan:
     max_questions: int
     batch: int = BATCH
     rule: GateRule | None = None  # None to ask all
-    # The baseline's mean score of each value, for a rule.
+    # The baseline's score of each question that the rule counts.
     baseline: Sequence[float] = ()
     # Each question's cluster; looks and batches end where a cluster ends.
     clusters: Sequence[str] | None = None
@@ -100,7 +130,7 @@ class StoppingPlan:
         if reached not in self._findings:
             self._findings[reached] = look_at(
                 self.rule,
-                self.baseline[: self._value_ends.index(reached) + 1],
+                self.baseline,
                 rows[:reached],
                 len(self._value_ends),
                 can_pass=self.can_pass,

@@ -8,7 +8,7 @@ shares are then 5, 10, 15 and 70 %.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -49,7 +49,13 @@ class Finding:
     lower: float  # bounds of the mean value, at this look's share of alpha
     upper: float
     p_value: float  # of 'the candidate is worse than allowed', over all looks so far
-    own: float | None = None  # lower bound of :func:`find`'s `own`; None without these
+    own: float | None = None  # lower bound of :func:`findings`' `own`; None without these
+    is_withheld: bool = False  # it would be a pass, but a part of the answers loses too much
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the mean is shown to be inside the margin."""
+        return self.state == "pass" or self.is_withheld
 
     @property
     def level(self) -> float:
@@ -87,7 +93,32 @@ def find(
     *,
     can_pass: bool = True,
 ) -> Finding:
-    """Do the looks that these scores allow, up to the first that decides.
+    """Return the deciding or last of :func:`findings`, as benchmarks replay a gate."""
+    looks = findings(before, after, comparison, alpha, planned, own, can_pass=can_pass)
+    return first_decided(looks)
+
+
+def first_decided(looks: Iterable[Finding]) -> Finding:
+    """Return the first finding that decides, or the last."""
+    finding = None
+    for finding in looks:
+        if finding.state != "open":
+            break
+    assert finding is not None
+    return finding
+
+
+def findings(
+    before: Sequence[float],
+    after: Sequence[float],
+    comparison: Comparison,
+    alpha: float,
+    planned: int,
+    own: Sequence[float] | None = None,
+    *,
+    can_pass: bool = True,
+) -> Iterator[Finding]:
+    """Yield the finding of each look that these scores allow.
 
     Scores are in [0, 1], in the drawn order; [n] each. `planned` is the last look's number of
     values. `own` is by pair how much better answers fit their own questions, in [-1, 1]; a pass
@@ -98,7 +129,6 @@ def find(
     if len(values) < looks[0].n:
         raise ValueError(f"{len(values)} values do not reach the first look at {looks[0].n}")
     p = 1.0
-    finding = None
     for number, look in enumerate(looks, start=1):
         if look.n > len(values):
             break
@@ -116,7 +146,7 @@ def find(
             state = "fail"
         elif can_pass and bounds.lower > comparison.threshold and (fits is None or fits > 0):
             state = "pass"
-        finding = Finding(
+        yield Finding(
             state=state,
             comparison=comparison,
             alpha=alpha,
@@ -129,10 +159,6 @@ def find(
             p_value=p,
             own=fits,
         )
-        if state != "open":
-            break
-    assert finding is not None
-    return finding
 
 
 def _own(differences: Sequence[float] | FloatArray, level: float) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from eval_gates.answer_log import ANSWERS, QUESTIONS_FILE, AnswerLog, read_answers
 from eval_gates.answer_validity import check_answers, remarks_on
-from eval_gates.clusters import labels_of, means
+from eval_gates.clusters import labels_of
 from eval_gates.engine_metrics import SpecDecodeStats
 from eval_gates.rows import Answer, Question
 from eval_gates.statistics.assay_sensitivity import check_sensitivities, insensitive_checks
@@ -90,7 +90,7 @@ class EvaluateResult(Record):
     )
 
 
-EVALUATE = Stage("evaluate", 16, EvaluateParameters, EvaluateRuntime, EvaluateResult)
+EVALUATE = Stage("evaluate", 17, EvaluateParameters, EvaluateRuntime, EvaluateResult)
 
 # Limits and opponents, on which a question's answer does not depend.
 NOT_OF_THE_ANSWER = ("max_questions", "min_values", "rule")
@@ -275,7 +275,7 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
             # At the end of a batch the server is idle for about one request.
             batch=max(BATCH, 4 * EVALUATE.runtime_of(spec).concurrency),
             rule=parameters.rule,
-            baseline=means(baseline, "score"),
+            baseline=[row.score for row in baseline],
             clusters=clusters,
             can_pass=can_pass,
             min_values=parameters.min_values,

@@ -101,7 +101,7 @@ def test_the_worker_and_the_judge_see_the_same() -> None:
     rows = parsed(passages(np.random.default_rng(1), 60, 0.0))
     names = [row.cluster for row in rows]
     rule = GateRule(tier="critical", margin=Margin(points=0.1), alpha=ALPHA)
-    stopping = StoppingPlan(len(rows), 10, rule, [1.0] * 60, names)
+    stopping = StoppingPlan(len(rows), 10, rule, [1.0] * len(rows), names)
     alone = StoppingPlan(60, 2, rule, [1.0] * 60)
     means_alone = [Answer("a", "p", each) for each in means(rows, "score")]
     assert stopping.decided(rows) == alone.decided(means_alone)

@@ -23,15 +23,18 @@ from kept_answers import (
     recovery,
 )
 
-from eval_gates.clusters import labels_of, means
-from eval_gates.quality_gate import find_lost_groups
+from eval_gates.clusters import labels_of
 from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import check_sensitivities, insensitive_checks
 from eval_gates.statistics.bound import mean_bounds
+from eval_gates.statistics.comparison import Comparison
+from eval_gates.statistics.lost_groups import find_lost_groups
 from eval_gates.stopping import GateRule, StoppingPlan
 from eval_gates.suites.mmlu import Mmlu
 from recipes.policy import AnySuite, Margin
 from recipes.schema import Family
+
+TENTH = Comparison.points(0.1)
 
 
 def _group(row: Answer) -> str:
@@ -108,7 +111,7 @@ def test_asking_and_judging_look_alike(
         len(baseline),
         7,
         rule,
-        means(baseline, "score"),
+        [row.score for row in baseline],
         labels_of(baseline) if size > 1 else None,
         can_pass=not insensitive_checks(checks, alpha),
     )
@@ -302,7 +305,6 @@ class TestGroups:
     def test_a_loss_of_the_margin_in_all_groups_is_rarely_named(self) -> None:
         """15 of 300 replays are expected at most, and 31 have a chance below 1e-4."""
         draw = np.random.default_rng(3)
-        rule = GateRule(tier="critical", margin=Margin(points=0.1), alpha=0.05)
         named = 0
         for _ in range(300):
             lost = draw.random(600) < 0.1
@@ -310,12 +312,11 @@ class TestGroups:
             after = [
                 replace(row, score=float(not gone)) for row, gone in zip(before, lost, strict=True)
             ]
-            named += bool(find_lost_groups(rule, before, after, _group))
+            named += bool(find_lost_groups(TENTH, 0.05, before, after, _group))
         assert named <= 30
 
     def test_one_group_or_none_is_no_group(self) -> None:
-        rule = GateRule(tier="critical", margin=Margin(points=0.1), alpha=0.05)
         for names in ([""] * 300, ["one"] * 300, ["one"] * 299 + [""]):
             before = [Answer(str(n), "p", 1.0, group=name) for n, name in enumerate(names)]
             after = [replace(row, score=0.0) for row in before]
-            assert find_lost_groups(rule, before, after, _group) == ()
+            assert find_lost_groups(TENTH, 0.05, before, after, _group) == ()

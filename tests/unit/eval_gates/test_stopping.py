@@ -90,15 +90,50 @@ def test_a_decided_gate_is_asked_on_for_one_that_needs_more(
     clusters = [str(n // labels) for n in range(400)] if labels else None
     if clusters:
         after = [replace(row, cluster=label) for row, label in zip(after, clusters, strict=True)]
-        before = [sum(before[n : n + 5]) / 5 for n in range(0, 400, 5)]
     stopping = StoppingPlan(400, 64, POINTS, before, clusters, min_values=least)
     assert wanted <= asked(stopping, after) < wanted + 65
     assert stopping.counted(after) == wanted
 
 
+@pytest.mark.parametrize(
+    ("until", "wanted", "state"), [(0, 500, "pass"), (500, 1_000, "pass"), (2_000, 2_000, "open")]
+)
+def test_a_look_at_which_a_group_is_lost_does_not_end_it(
+    until: int, wanted: int, state: str
+) -> None:
+    """One of four groups loses two of five answers, in the first or in all questions."""
+    after = [
+        Answer("a", "p", float(n % 4 > 0 or n >= until or n // 4 % 5 > 1), group=f"g{n % 4}")
+        for n in range(2_000)
+    ]
+    stopping = StoppingPlan(2_000, 64, POINTS, [1.0] * 2_000)
+    assert asked(stopping, after) == wanted
+    finding = stopping.decided(after[:wanted])
+    assert finding is not None
+    assert (finding.state, finding.is_withheld) == (state, state == "open")
+    assert finding.is_inside
+
+
+def test_a_look_at_which_large_clusters_are_lost_does_not_end_it() -> None:
+    """A tenth of the clusters are large, and lost in the first half."""
+    sizes = [30 if n % 10 == 0 else 1 for n in range(400)]
+    after = [
+        Answer("a", "p", float(size == 1 or cluster >= 200), cluster=str(cluster))
+        for cluster, size in enumerate(sizes)
+        for _ in range(size)
+    ]
+    stopping = StoppingPlan(
+        len(after), 64, POINTS, [1.0] * len(after), [row.cluster for row in after]
+    )
+    finding = stopping.decided(after)
+    assert finding is not None
+    assert (finding.number, finding.state, finding.is_withheld) == (3, "open", True)
+    assert asked(stopping, after) == len(after)
+
+
 def test_clusters_are_asked_whole_and_looks_count_them() -> None:
     labels = [str(n // 5) for n in range(400)]
-    stopping = StoppingPlan(398, 64, POINTS, [1.0] * 80, clusters=labels)
+    stopping = StoppingPlan(398, 64, POINTS, [1.0] * 400, clusters=labels)
     assert stopping.end == 400
     assert stopping.look_ends() == [100, 200, 400]
     assert len(stopping.next_batch([])) == 65
