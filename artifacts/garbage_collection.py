@@ -17,13 +17,10 @@ from uuid import uuid4
 
 from artifacts.deploy.recheck_record import rechecks_of
 from artifacts.mlflow_store import EMBEDDED
-from artifacts.promotion import (
-    REGISTRIES,
-    VERSIONS,
-    registrations,
-)
+from artifacts.registrations import REGISTRIES, registrations
 from artifacts.registry import JUDGE_TAG, MANIFEST_TAG, RUN_TAG, WEIGHTS_STAGE_TAG, Registry
 from artifacts.run_record import RunReport, read_run
+from artifacts.version_folder import VERSIONS
 from eval_gates.answer_log import answer_log_of
 from pipeline.stages.evaluate import answer_log_key
 from pipeline.stages.verdict import JUDGE

@@ -1,90 +1,24 @@
-"""Promotion: makes a version's folder, registers it, and moves the alias.
-
-`STORE/versions/<manifest digest>/` has weights (hard links, or copies), model card and evidence.
-`STORE/registries.jsonl` lists promoted models for garbage collection.
-"""
+"""Promotion: registers judged variants, and moves the alias to the preferred one."""
 
 from __future__ import annotations
 
-import errno
-import os
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from uuid import uuid4
+from collections.abc import Sequence
+from dataclasses import replace
 
 from pydantic import Field
 
-from artifacts.deployable import Deployable, as_tag
-from artifacts.evidence.bundle import BundleVerdict, write_bundle
-from artifacts.evidence.card import Card
-from artifacts.evidence.manifest import MANIFEST, find_changes, read_manifest
-from artifacts.evidence.signing import Signer, sign_with_key
-from artifacts.evidence.verify import check_bundle, check_run, find_missing
-from artifacts.registry import (
-    EVIDENCE_TAG,
-    JUDGE_TAG,
-    MANIFEST_TAG,
-    POLICY_TAG,
-    RUN_TAG,
-    TUPLE_TAG,
-    WEIGHTS_STAGE_TAG,
-    Cause,
-    Move,
-    Registered,
-    Registry,
-    Version,
-    who_am_i,
-)
-from artifacts.run_record import RunReport, VariantReport, report_judged, report_unjudged
-from pipeline.stages.evidence import Evidence
-from pipeline.stages.verdict import policy_digest
-from prepare.digest import digest_file, digest_json
-from prepare.errors import (
-    EvidenceError,
-    RegistryError,
-    StoreError,
-    UsageError,
-    did_you_mean,
-    raise_as,
-)
+from artifacts.candidate import Candidate, PromotionRequest, find_candidate
+from artifacts.deployable import Deployable
+from artifacts.evidence.verify import check_run, find_missing
+from artifacts.registrations import Registration, note_registration
+from artifacts.registry import EVIDENCE_TAG, TUPLE_TAG, Cause, Move, Registered, Registry, who_am_i
+from artifacts.run_record import RunReport, VariantReport
+from artifacts.version_folder import has_files, make_version
+from prepare.errors import RegistryError, StoreError, UsageError, did_you_mean
 from prepare.events import Progress
 from prepare.own_command import own_command
-from prepare.private_files import (
-    flush_folder,
-    flush_to_disk,
-    is_shared,
-    open_log,
-    private_umask,
-    share_with_group,
-)
 from prepare.record import Record
-from prepare.stage import StageRecord
 from prepare.store import Store
-from prepare.untrusted import MAX_RECORD_BYTES, parse_record, read_regular
-from recipes.checkpoints.weight_files import ARCHIVE, BUNDLE, plain_files
-
-VERSIONS = "versions"
-REGISTRIES = "registries.jsonl"
-NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
-
-
-@dataclass(frozen=True)
-class PromotionRequest:
-    """What to promote, and where to."""
-
-    registry: str  # its URI
-    # the recipe; None: the policy's preference among those that passed
-    variant: str | None = None
-    override: str | None = None  # why a variant without a pass is promoted
-    name: str | None = None  # in the registry; None: the run's
-    alias: str | None = None  # None: the policy's
-    replaces: str | None = None  # version that the alias must point to now; None: any
-    # Number of a move: the alias must point to what it did after it; None: any.
-    since: int | None = None
-    signer: Signer | None = None
 
 
 class Promoted(Record):
@@ -98,55 +32,6 @@ class Promoted(Record):
     registry: str
     replaced: str | None
     moved: bool = Field(description="false: the alias pointed there already")
-
-
-class Registration(Record):
-    """One line of `registries.jsonl`."""
-
-    registry: str
-    name: str
-    run: str
-    registered: bool = Field(description="false: it was about to be")
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A variant to register."""
-
-    report: VariantReport
-    judged: Evidence
-    heading: BundleVerdict
-    records: tuple[StageRecord, ...]
-    identity: str  # of all that its evidence follows from
-    signer: Signer | None
-
-    @property
-    def recipe(self) -> str:
-        return self.report.recipe
-
-    def preference(self, prefer: str) -> tuple[float, int]:
-        """Return the sort key: throughput, then small weights."""
-        ratio = next((s.estimate for s in self.report.speed if s.is_ratio), None)
-        measured = ratio or 0.0 if prefer == "throughput" else 0.0
-        return measured, -self.judged.weights.result.weights_bytes
-
-    def tags(self, run: RunReport, manifest: str) -> dict[str, str]:
-        """Return the tuple and its origin as text."""
-        judge = self.judged.judge.record
-        source = self.heading.source
-        return {
-            **evidence_tags(self.judged, self.heading),
-            MANIFEST_TAG: manifest,
-            EVIDENCE_TAG: self.identity,
-            JUDGE_TAG: judge.key,
-            WEIGHTS_STAGE_TAG: self.judged.weights.record.key,
-            RUN_TAG: run.run,
-            "prepare.signer": self.heading.signer,
-            "prepare.policy": self.judged.judge.parameters.policy.name,
-            "prepare.source.checkpoint": source.digest,
-            "prepare.source.ref": run.checkpoint.ref if run.checkpoint else "",
-            "prepare.source.revision": as_tag(source.revision or ""),
-        }
 
 
 def promote_run(
@@ -253,7 +138,7 @@ def _find_registered(candidates: Sequence[Candidate], model: Registered) -> dict
     versions = {}
     for candidate in candidates:
         version = known.get(candidate.identity)
-        if version is not None and _has_files(version):
+        if version is not None and has_files(version):
             versions[candidate.recipe] = version.version
     return versions
 
@@ -263,13 +148,13 @@ def _register(
 ) -> dict[str, str]:
     """Register the candidates; return their versions by recipe."""
     begun = Registration(registry=registry.uri, name=name, run=run.run, registered=False)
-    _note_registration(store, begun)
+    note_registration(store, begun)
     versions = {}
     for candidate in candidates:
         folder = make_version(candidate, run, store)
         tags = candidate.tags(run, folder.name)
-        versions[candidate.recipe] = registry.register(name, folder, tags, _has_files)
-    _note_registration(store, begun.model_copy(update={"registered": True}))
+        versions[candidate.recipe] = registry.register(name, folder, tags, has_files)
+    note_registration(store, begun.model_copy(update={"registered": True}))
     return versions
 
 
@@ -350,42 +235,6 @@ def choose_variants(run: RunReport, request: PromotionRequest) -> list[VariantRe
     return passed
 
 
-def registrations(store: Store) -> list[Registration]:
-    """Return what this store registered; StoreError for a damaged file."""
-    file = store.root / REGISTRIES
-    try:
-        lines = read_regular(file, MAX_RECORD_BYTES).split(b"\n")
-        # A kill may leave a half line, whose registration never began.
-        return [parse_record(line, Registration) for line in lines if line.endswith(b"}")]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError) as error:
-        raise StoreError(
-            f"the list of registries cannot be read: {error}",
-            where=str(file),
-            hint="put the damaged line right: each has registry, name, run and registered",
-        ) from error
-
-
-def _note_registration(store: Store, told: Registration) -> None:
-    if told in registrations(store):
-        return
-    with open_log(store.root / REGISTRIES) as file:
-        file.write(f"\n{told.model_dump_json()}\n".encode())
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _has_files(version: Version) -> bool:
-    """Return whether the files are there, unchanged."""
-    folder = Path(version.source)
-    with raise_as(RegistryError, "the version's source is not a path", version.source):
-        is_there = folder.is_dir()
-    if folder.is_absolute() and is_there:
-        _check_unchanged(folder)
-    return not folder.is_absolute() or is_there
-
-
 def _find_pointed_to(
     history: Sequence[Move], alias: str, since: int, current: str | None
 ) -> str | None:
@@ -412,150 +261,4 @@ def _refuse_after_rollback(
             f"{last.who} at {last.when}" + (f" ({last.reason})" if last.reason else ""),
             where=where,
             hint=f"`{own_command('promote', run.run)}` promotes it anyway",
-        )
-
-
-def evidence_tags(evidence: Evidence, verdict: BundleVerdict) -> dict[str, str]:
-    """Return the tags that follow from the evidence."""
-    made_by = {"prepare.made_by": evidence.made_by} if evidence.made_by else {}
-    return {
-        **Deployable.of(evidence).tags(),
-        POLICY_TAG: policy_digest(evidence.judge.record),
-        "prepare.recipe": verdict.recipe,
-        "prepare.verdict": verdict.variant.verdict,
-        "prepare.not_shown": verdict.variant.not_shown,
-        "prepare.override": verdict.override or "",
-        "prepare.trust_remote_code": as_tag(evidence.trust_remote_code),
-        **made_by,
-    }
-
-
-def find_candidate(
-    run: RunReport, variant: VariantReport, store: Store, request: PromotionRequest
-) -> Candidate:
-    """Return a judged variant with its evidence."""
-    recipe = variant.recipe
-    judges = run.judges
-    tried = sorted(run.attempted)
-    if recipe not in judges or run.checkpoint is None:
-        raise UsageError(
-            f"run {run.run} did not judge '{recipe}', so there is no evidence to bundle",
-            hint=f"judged were: {', '.join(judges) or 'none'}",
-        )
-    inputs = {name: Evidence.of_variant(store, key) for name, key in judges.items()}
-    judged = inputs[recipe]
-    if why := Deployable.of(judged).unfit:
-        raise UsageError(
-            f"{recipe} cannot be promoted: {why}",
-            where=f"run {run.run}, --profile {run.resolved.profile}",
-            hint="measure it with a profile whose rejection_sample_method is 'standard'",
-        )
-    judges_of_all = [evidence.judge for evidence in inputs.values()]
-    roots = [stage.record for stage in (judged.checked_weights, *judges_of_all)]
-    records = tuple(judged.collect(roots))
-    outcomes = {v.recipe: v.verdict for v in run.variants}
-    reports = []
-    for record in tried:
-        if record in inputs:
-            size = inputs[record].weights.result.weights_bytes
-            reports.append(report_judged(record, size, inputs[record].judge.result))
-            continue
-        outcome = outcomes.get(record, "skipped")
-        unjudged = outcome if outcome in ("fail", "error") else "skipped"
-        reports.append(report_unjudged(record, unjudged, "has no verdict by gates", None))
-    verdict = BundleVerdict(
-        run=run.run,
-        recipe=recipe,
-        override=request.override,
-        registered_name=request.name or run.registered_name or run.resolved.name or recipe,
-        profile=run.resolved.profile,
-        policy=run.resolved.policy,
-        command=run.request.line(public=True),
-        signer=request.signer.fingerprint if request.signer else "",
-        source=run.checkpoint.published(),
-        attempted=tuple(tried),
-        judges=judges,
-        variants=tuple(reports),
-    )
-    # Another run that reused all of this is the same version.
-    identity = digest_json(
-        [
-            verdict.model_dump(mode="json", exclude={"run", "command", "prepare_version"}),
-            [[record.stage, record.key, record.result] for record in records],
-        ]
-    )
-    return Candidate(variant, judged, verdict, records, identity, request.signer)
-
-
-def make_version(candidate: Candidate, run: RunReport, store: Store) -> Path:
-    """Make the folder of weights, card and evidence."""
-    parent = store.root / VERSIONS
-    with store.explain_errors(), _private_folder(store, parent) as partial:
-        source = store.stage_folder(
-            candidate.judged.weights.record.stage, candidate.judged.weights.record.key
-        )
-        _link_files(source / "output", partial)
-        Card(candidate.heading, candidate.judged).write(partial)
-        manifest = write_bundle(partial, candidate.heading, candidate.records, store)
-        final = parent / digest_file(partial / BUNDLE / MANIFEST)
-        if not final.exists():
-            if candidate.signer is not None:
-                sign_with_key(partial, candidate.signer.private_key)
-            listed = {partial / entry.path: entry.sha256 for entry in manifest.model_files}
-            if faults := check_bundle(partial, lambda file: listed[file]).faults:
-                raise EvidenceError(
-                    f"the evidence does not give the verdict of the record: {faults[0]}",
-                    where=str(source / "output"),
-                    hint=f"`{own_command('verify', run.run)}` names what differs in the "
-                    "evidence; if the weights were changed, delete that stage's folder; then run "
-                    "the model again",
-                )
-            if is_shared(store.root):
-                share_with_group(partial)
-            flush_to_disk(partial)
-            partial.rename(final)
-            flush_folder(parent)
-            return final
-    _check_unchanged(final)
-    return final
-
-
-@contextmanager
-def _private_folder(store: Store, parent: Path) -> Iterator[Path]:
-    """Yield a new folder; remove it unless it was renamed."""
-    partial = parent / f".{uuid4().hex}.partial"
-    with store.in_use():
-        try:
-            with private_umask(store.root):
-                partial.mkdir(parents=True)
-                yield partial
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-
-
-def _link_files(source: Path, output: Path) -> None:
-    for path, file in plain_files(source):
-        place = output / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(file, place)
-        except OSError as error:
-            if error.errno not in NO_LINKS:
-                raise
-            shutil.copyfile(file, place)
-
-
-def _check_unchanged(folder: Path) -> None:
-    """Raise EvidenceError for a changed, added or removed file."""
-    bundle = folder / BUNDLE
-    changes = find_changes(bundle, read_manifest(bundle), has_weights=True)
-    if not (folder / ARCHIVE).exists():
-        changes.append(f"{folder / ARCHIVE}: the file is missing")
-    if digest_file(bundle / MANIFEST) != folder.name:
-        changes.append(f"{bundle / MANIFEST}: the file was changed")
-    if changes:
-        raise EvidenceError(
-            f"the folder is not as it was when it was judged: {changes[0]}",
-            where=str(folder),
-            hint="delete the folder, and promote the run again: it is made again",
         )

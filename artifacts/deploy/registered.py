@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 
+from artifacts.candidate import evidence_tags
 from artifacts.deployable import Deployable
 from artifacts.evidence.bundle import BundleVerdict
 from artifacts.evidence.manifest import MANIFEST, find_changes, read_manifest
 from artifacts.evidence.signing import check_with_key
 from artifacts.evidence.verify import check_bundle, read_verdict
-from artifacts.promotion import VERSIONS, evidence_tags
 from artifacts.push import fetch
 from artifacts.registry import MANIFEST_TAG, RUN_TAG, Registry, Version
+from artifacts.version_folder import VERSIONS
 from pipeline.environments.settings import Settings
 from pipeline.stages.evidence import Evidence
 from prepare.digest import FileDigests, digest_file

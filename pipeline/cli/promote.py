@@ -63,8 +63,9 @@ def promote(
     Exit codes: 0 promoted, 1 error (also: the alias moved meanwhile), 2 usage
     (also: no variant passed).
     """
+    from artifacts.candidate import PromotionRequest
     from artifacts.evidence.signing import find_signer
-    from artifacts.promotion import PromotionRequest, promote_run
+    from artifacts.promotion import promote_run
     from artifacts.run_record import find_run
     from pipeline.environments.settings import load_settings
 

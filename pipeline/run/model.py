@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
+from artifacts.candidate import PromotionRequest
 from artifacts.evidence.signing import Signer, find_signer
-from artifacts.promotion import PromotionRequest, promote
+from artifacts.promotion import promote
 from artifacts.registry import Registry
 from artifacts.requests import ModelRequest
 from artifacts.run_record import NOT_PREFERRED, RunReport

@@ -32,16 +32,12 @@ from sample_reports import REQUEST, RESOLVED
 from small_checkpoint import checkpoint_files, write_files
 from some_node import NODE, node_of
 
+from artifacts.candidate import PromotionRequest, evidence_tags, find_candidate
 from artifacts.evidence.verify import read_verdict
-from artifacts.promotion import (
-    PromotionRequest,
-    evidence_tags,
-    find_candidate,
-    make_version,
-    promote_run,
-)
+from artifacts.promotion import promote_run
 from artifacts.registry import MANIFEST_TAG, Registry, Version
 from artifacts.run_record import RunReport, VariantReport
+from artifacts.version_folder import make_version
 from eval_gates.suites.sources import QuestionSource, SuiteSource
 from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings

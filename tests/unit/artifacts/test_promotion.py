@@ -281,7 +281,7 @@ def test_the_same_promotion_completes_a_killed_one(good: FakeRun, kill_at: int) 
         for name in ("create_version", "set_model_tag", "set_alias"):
             setattr(store, name, counted(getattr(store, name)))
         Path.rename = counted(Path.rename)  # type: ignore[method-assign]
-        promotion._note_registration = counted(promotion._note_registration)
+        promotion.note_registration = counted(promotion.note_registration)
         good.promote()
         os._exit(0)
 

@@ -22,9 +22,10 @@ from pretend_recheck import (
 from pretend_stages import PretendModels
 from some_node import NODE
 
+from artifacts.candidate import PromotionRequest
 from artifacts.deploy.recheck_record import RECHECK_TAG
 from artifacts.evidence.verify import check_run
-from artifacts.promotion import PromotionRequest, promote_run
+from artifacts.promotion import promote_run
 from artifacts.recheck_report import RecheckReport
 from artifacts.run_record import find_run
 from pipeline.cli.recheck import next_step

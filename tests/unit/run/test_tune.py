@@ -9,8 +9,9 @@ from listener import Listener
 from pretend_stages import PretendModels, PretendRun, PretendServers
 from some_node import NODE
 
+from artifacts.candidate import PromotionRequest
 from artifacts.evidence.tuning_check import check_tuning
-from artifacts.promotion import PromotionRequest, choose_variants
+from artifacts.promotion import choose_variants
 from artifacts.requests import TuneRequest
 from artifacts.run_outcome import headline, next_command, next_steps
 from artifacts.run_record import ResolvedOptions, RunReport, ScreeningReport, TuningReport
