@@ -56,8 +56,7 @@ class SourceResolver:
     _revisions: dict[str, str | None] = field(default_factory=dict, init=False)
     _suites: dict[str, SuiteSource] = field(default_factory=dict, init=False)
     _known: dict[str, KnownQuestions] = field(default_factory=dict, init=False)
-    # What laying out local questions said, and whether it was noted.
-    _remarks: dict[str, bool] = field(default_factory=dict, init=False)
+    _remarks: _Remarks = field(default_factory=lambda: _Remarks(), init=False)
 
     def __post_init__(self) -> None:
         if self.eval_data is not None and not self.eval_data.is_dir():
@@ -88,21 +87,21 @@ class SourceResolver:
             source = self.suite(name, suite)
             known = KnownQuestions(source.questions, source.clusters)
             if source.identity.kind in _LOCAL:
-                known = self._lay_out(suite, source)
+                known = self._lay_out(name, suite, source)
             self._known[asked] = known
         return self._known[asked]
 
-    def _lay_out(self, suite: AnySuite, source: SuiteSource) -> KnownQuestions:
+    def _lay_out(self, name: str, suite: AnySuite, source: SuiteSource) -> KnownQuestions:
         """Return what is left of a local source's questions when copies are left out."""
         kind = kind_of(suite)
         files: Sequence[Path] = ()
         if source.folder is not None:
             files = kind.folder_files(source.folder)
-        said = _Said(self._remarks)
+        self._remarks.suite = name
         with TemporaryDirectory() as made:
-            order = QuestionOrder(source.identity, source.folder, Path(made), said)
+            order = QuestionOrder(source.identity, source.folder, Path(made), self._remarks)
             questions = kind.known_questions(suite, order)
-            apart = judged_apart(kind, questions, files, suite.cluster_by, said.note)
+            apart = judged_apart(kind, questions, files, suite.cluster_by, self._remarks.note)
             units = kind.further_units(suite, apart, order)
         # A kind may ask questions besides those of its files.
         asked = source.questions
@@ -137,10 +136,8 @@ class SourceResolver:
         """
         for name, suite in policy.suites.items():
             self.known(name, suite)
-        for remark, was_noted in self._remarks.items():
-            if not was_noted:
-                self.note(remark)
-                self._remarks[remark] = True
+        for remark in self._remarks.take():
+            self.note(remark)
 
     def note_unread(self, policy: Policy) -> None:
         """Note the names of the folder's files that no suite reads."""
@@ -233,14 +230,24 @@ class SourceResolver:
         return used, {"file": self.digests.digest(file), "form": form}, file
 
 
-class _Said(NullProgress):
-    """Keeps each note once."""
+class _Remarks(NullProgress):
+    """What laying out local questions said of suites, each thing once."""
 
-    def __init__(self, notes: dict[str, bool]) -> None:
-        self._notes = notes
+    def __init__(self) -> None:
+        self.suite = ""  # that is laid out now
+        self._suites: dict[str, list[str]] = {}  # by what was said of them
+        self._taken: set[str] = set()
 
     def note(self, text: str) -> None:
-        self._notes.setdefault(text, False)
+        suites = self._suites.setdefault(text, [])
+        if self.suite not in suites:
+            suites.append(self.suite)
+
+    def take(self) -> list[str]:
+        """Return what was not taken before."""
+        new = [text for text in self._suites if text not in self._taken]
+        self._taken.update(new)
+        return [f"{', '.join(self._suites[text])}: {text}" for text in new]
 
 
 def _same_questions(

@@ -112,7 +112,8 @@ def test_rollouts_and_routes(tmp_path: Path) -> None:
     (tmp_path / "validate.mjs").write_text(VALIDATE)
     command = ["node", "validate.mjs", json.dumps(chosen)]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
-    broken = [{**chosen[0], "spec": {"replicas": "two"}}]
+    (rollout,) = [each for each in chosen if each["kind"] == "Rollout"]
+    broken = [{**rollout, "spec": {"replicas": "two"}}]
     done = subprocess.run(
         [*command[:2], json.dumps(broken)], cwd=tmp_path, check=False, capture_output=True
     )

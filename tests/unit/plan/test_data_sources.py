@@ -404,7 +404,7 @@ class TestHowMany:
         resolving.resolver.note_remarks(policy)
         resolving.resolver.note_remarks(policy)
         (note,) = resolving.listener.notes
-        assert note.startswith("1 of 100 questions")
+        assert note.startswith("mine: 1 of 100 questions")
 
 
 @pytest.mark.parametrize(
