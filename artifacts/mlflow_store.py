@@ -124,6 +124,7 @@ class MlflowStore:
         """Raise RegistryError if a server lets this login read alone; change nothing."""
         if not self.uri.startswith(HTTP):
             return
+        _silence()
         from mlflow.exceptions import MlflowException
 
         with self._errors():
@@ -222,16 +223,7 @@ class MlflowStore:
 
     @cached_property
     def _client(self) -> Any:
-        # MLflow asks git and its usage service at import.
-        os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        # It would write links between lines of JSON.
-        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")  # else tracebacks
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-        os.environ.setdefault("MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", "false")  # it has no limit
+        _silence()
         with warnings.catch_warnings(action="ignore"):
             logging.getLogger("alembic").setLevel(logging.CRITICAL)
             if self._file is not None:
@@ -513,8 +505,23 @@ def copy_checkpoint(source: Path, folder: Path) -> None:
         shutil.copyfile(file, folder / path)
 
 
+def _silence() -> None:
+    """Keep MLflow, which reads these at its first import, from writing and from asking anybody."""
+    # It asks git and its usage service at import.
+    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    # It would write links between lines of JSON.
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "CRITICAL")  # else tracebacks
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    os.environ.setdefault("MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", "false")  # it has no limit
+
+
 @contextmanager
 def _allow(code: str) -> Iterator[None]:
+    _silence()
     from mlflow.exceptions import MlflowException
 
     try:

@@ -108,6 +108,7 @@ def judge_quality(
     nats = nats_lost(before, after)
     counted = f"{n:,} of {finding.planned:,}" if n < finding.planned else f"{n:,}"
     return QualityResult(
+        lost=[group.name for group in scores.lost_groups],
         **_change(finding, differences, scores),
         name=name,
         metric=metric,

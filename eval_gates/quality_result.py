@@ -97,6 +97,7 @@ class QualityResult(GateResult):
     depths: list[DepthReport] = Field(
         [], max_length=10, description="by the tokens that the answers follow, where known"
     )
+    lost: list[str] = Field([], description="groups that are shown to lose the margin")
     groups: list[GroupReport] = Field(
         fail_fast=True, description="by subject and group of subjects, where known"
     )
@@ -107,6 +108,8 @@ class QualityResult(GateResult):
 
     @property
     def shortfall(self) -> str:
+        if self.lost:
+            return f"{super().shortfall}, lost: {', '.join(self.lost)}"
         if self.metric != KEPT_SHARE or self.allowed is None:
             return super().shortfall
         kept = format_percent(self.candidate, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -53,6 +54,19 @@ def _with_judged_clusters(
     if left_out := len({label for label, _ in pairs} - judged):
         note(f"{left_out} clusters have nothing {group} that is no copy, and are left out")
     return [question for label, question in pairs if label in judged]
+
+
+def shuffle(questions: Questions, seed: int) -> Questions:
+    """Return the questions in an order that depends on the seed alone.
+
+    Clusters stay together.
+    """
+    together: dict[str, Questions] = {}
+    for question in questions:
+        together.setdefault(question.cluster or question.id, []).append(question)
+    order = list(together.values())
+    random.Random(seed).shuffle(order)  # noqa: S311 - an order, not a secret
+    return [question for cluster in order for question in cluster]
 
 
 def without_copies(
@@ -119,6 +133,12 @@ def with_clusters(questions: Questions, field: str) -> Questions:
                 f"the questions have no field '{field}' that would say which belong together",
                 where=f"policy key 'cluster_by', question {question.id}",
                 hint=f"fields are: {', '.join(sorted(fields))}",
+            )
+        if fields[field] is None:
+            raise EvaluationDataError(
+                f"the field '{field}' is null, which does not say what belongs together",
+                where=f"policy key 'cluster_by', question {question.id}",
+                hint="give each question a value of it, or choose another field",
             )
         label = digest_document({"cluster": fields[field]})[:16]
         data = {key: value for key, value in question.data.items() if key != FIELDS}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from eval_gates.answer_log import QUESTIONS_FILE
 from eval_gates.clusters import labels_of
-from eval_gates.question_set import Questions, judged_apart
+from eval_gates.question_set import judged_apart, shuffle
 from eval_gates.rows import Question
 from eval_gates.suites.json_lines import write_rows
 from eval_gates.suites.sources import QuestionSource
@@ -47,19 +46,6 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
         "dropped_why": "questions were left out: the package's text of them is not whole",
         **facts,
     }
-
-
-def shuffle(questions: Questions, seed: int) -> Questions:
-    """Return the questions in an order that depends on the seed alone.
-
-    Clusters stay together.
-    """
-    together: dict[str, Questions] = {}
-    for question in questions:
-        together.setdefault(question.cluster or question.id, []).append(question)
-    order = list(together.values())
-    random.Random(seed).shuffle(order)  # noqa: S311 - an order, not a secret
-    return [question for cluster in order for question in cluster]
 
 
 def guessing(questions: Sequence[Question], choices: Mapping[str, Choices]) -> float:

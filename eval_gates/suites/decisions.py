@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -46,7 +47,14 @@ from eval_gates.suites.decision_task import (
 )
 from eval_gates.suites.json_lines import FIELDS, read_rows, write_rows
 from eval_gates.suites.sources import QuestionSource, SourceLookup, SuiteSource
-from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read, Render, SuiteKind
+from eval_gates.suites.suite_kind import (
+    ChatNeed,
+    LoggedAnswers,
+    QuestionOrder,
+    Read,
+    Render,
+    SuiteKind,
+)
 from prepare.digest import digest_json
 from prepare.errors import EvaluationDataError, StageError, UsageError
 from prepare.events import Progress
@@ -133,28 +141,41 @@ class Decisions(SuiteKind[DecisionsTask]):
     def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
         return len(self._known(suite, identity, folder))
 
-    def further_units(
+    def logged_answers(
         self, task: DecisionsTask, questions: Sequence[Question], order: QuestionOrder
-    ) -> dict[str, int]:
-        """Return in how many sessions the log's own answers have a turn that each gate is about."""
-        if not isinstance(task, Suite):
-            return {}
-        turns = {
-            f"{turn.session}/{turn.number}": turn
-            for turn in self._turns(order.source, order.folder)
-        }
-        kinds = {name: _logged_kinds(turn) for name, turn in turns.items()}
-        if not any(kinds.values()):
-            return {}  # requests without their answers
-        units = {}
-        for kind, gate in gates_of(task):
+    ) -> LoggedAnswers | None:
+        """Return what the log decides at its answered turns."""
+        turns = self._turns(order.source, order.folder)
+        decisions = {f"{turn.session}/{turn.number}": _logged_decision(turn) for turn in turns}
+        answered = list[tuple[Question, TurnDecision]]()
+        for question in questions:
+            decision = decisions[question.id.removesuffix(f"/{question.group}")]
+            if decision is not None:
+                answered.append((question, decision))
+        if not answered:
+            return None  # requests without their answers
+        shares = dict[str, float]()
+        gates: Sequence[tuple[str, KindGate]] = ()
+        if isinstance(task, Suite):
+            gates = gates_of(task)
+        for kind, gate in gates:
+            name = gate_name("", kind, gate)
+            if not kind:
+                on_rung = {one.cluster for one in questions if one.group == gate.group}
+                shares[name] = len(on_rung) / len({one.cluster for one in questions})
+                continue
+            all_sessions = {question.cluster for question, _ in answered}
             about = {
                 question.cluster
-                for question in questions
-                if question.group == gate.group and _is_about(kind, question, kinds)
+                for question, decision in answered
+                if question.group == gate.group and keeps(kind) in kept_kinds(decision, decision)
             }
-            units[gate_name("", kind, gate)] = len(about)
-        return units
+            shares[name] = len(about) / len(all_sessions)
+        empty = defaultdict[str, list[bool]](list)
+        for question, decision in answered:
+            if question.group == AS_LOGGED:
+                empty[question.cluster].append(decision == TurnDecision())
+        return LoggedAnswers(shares, [sum(turns) / len(turns) for turns in empty.values()])
 
     def _known(
         self, suite: Suite, identity: QuestionSource, folder: Path | None
@@ -385,23 +406,16 @@ def _asked(turns: Sequence[Turn], task: DecisionsTask) -> list[tuple[Turn, str, 
     return asked
 
 
-def _logged_kinds(turn: Turn) -> set[str]:
-    """Return the keys of the kinds that the log's own answer to a turn has; empty without one."""
+def _logged_decision(turn: Turn) -> TurnDecision | None:
+    """Return what the log's own answer to a turn decides, read as an arm's; None without one."""
     if turn.answer is None:
-        return set()
+        return None
     calls = [
         ToolCall(call["function"]["name"], call["function"]["arguments"])
         for call in turn.answer.get("tool_calls", ())
     ]
-    names = set(map(tool_name, turn.tools))
-    decision = read_decision(turn.answer["content"], calls, names)
-    return set(kept_kinds(decision, decision))
-
-
-def _is_about(kind: str, question: Question, kinds: Mapping[str, set[str]]) -> bool:
-    """Return whether a gate on that kind is about the question; '' is about all of its group."""
-    turn = question.id.removesuffix(f"/{question.group}")
-    return not kind or keeps(kind) in kinds[turn]
+    reply, _ = _without_thoughts(Reply(turn.answer["content"]))
+    return read_decision(reply.text, calls, set(map(tool_name, turn.tools)))
 
 
 class _Written(NamedTuple):

@@ -50,6 +50,16 @@ class QuestionOrder:
     progress: Progress
 
 
+@dataclass(frozen=True)
+class LoggedAnswers:
+    """What a log's own answers show before a baseline answers."""
+
+    # Share of the clusters that each further gate is about, by its name; without unknown ones.
+    shares: Mapping[str, float]
+    # By cluster, the share of its questions that an empty answer answers alike.
+    empty: Sequence[float]
+
+
 FEW_SAMPLES = 8
 
 
@@ -113,14 +123,11 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
         questions, _ = self.questions(task, order)
         return questions
 
-    def further_units(
+    def logged_answers(
         self, task: Task, questions: Sequence[Question], order: QuestionOrder
-    ) -> dict[str, int]:
-        """Return how many clusters of known questions each further gate is about, by its name.
-
-        A gate is left out where the source does not show it.
-        """
-        return {}
+    ) -> LoggedAnswers | None:
+        """Return what the answers in the source itself show of these known questions, if any."""
+        return None
 
     def open(self, task: Task, questions: Sequence[Question], folder: Path) -> None:
         """Read what rendering and scoring need; runs in `evaluate`, with all laid-out questions.

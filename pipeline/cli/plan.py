@@ -79,9 +79,10 @@ def check_policy(request: ModelRequest, name: str, *, as_json: bool) -> None:
             policy.alpha, policy.attempts, len(recipes), in_sequence=request.until_pass
         )
         check_known_clusters(policy, sources, progress)
-        check_power(policy, recipes, counts, level)
+        logs = sources.logs(policy)
+        check_power(policy, recipes, counts, level, logs)
         families = [recipe.family for recipe in recipes]
-        power = policy_power(policy, recipes, counts, level) + speed_power(
+        power = policy_power(policy, recipes, counts, level, logs) + speed_power(
             policy, served, level, families=families
         )
         if as_json:

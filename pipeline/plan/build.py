@@ -25,7 +25,12 @@ from pipeline.stages.evaluate import (
     EvaluateParameters,
     EvaluateRuntime,
 )
-from pipeline.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
+from pipeline.stages.questions import (
+    QUESTION_SEED,
+    QUESTIONS,
+    QuestionsParameters,
+    QuestionsRuntime,
+)
 from pipeline.stages.sanity import SANITY
 from pipeline.stages.speed import SPEED, SpeedParameters, SpeedRuntime
 from prepare.digest import digest_json
@@ -35,8 +40,6 @@ from prepare.store import Store
 from recipes.engine_arguments import memory_share
 from recipes.policy import Policy, Suite
 from recipes.schema import DEFAULT_CONCURRENCY, ServingProfile
-
-QUESTION_SEED = 20240814
 
 
 @dataclass(frozen=True)

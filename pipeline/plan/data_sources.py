@@ -12,12 +12,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import recipes
-from eval_gates.clusters import labels_of, repeated_field
-from eval_gates.question_set import judged_apart
+from eval_gates.clusters import labels_of, repeated_field, whole_end
+from eval_gates.question_set import judged_apart, shuffle
+from eval_gates.rows import Question
 from eval_gates.suites.json_lines import question_files, read_rows
 from eval_gates.suites.sources import QuestionSource, SuiteSource
-from eval_gates.suites.suite_kind import QuestionOrder, kind_of
-from pipeline.stages.questions import QuestionsResult
+from eval_gates.suites.suite_kind import LoggedAnswers, QuestionOrder, kind_of
+from pipeline.stages.questions import QUESTION_SEED, QuestionsResult
 from prepare.digest import FileDigests, digest_json
 from prepare.errors import EvaluationDataError, HubError, PrepareError, UsageError
 from prepare.events import NullProgress, Progress
@@ -37,9 +38,10 @@ BUILTIN_CALIBRATION = Path(recipes.__file__).parent / "calibration" / "general.j
 class KnownQuestions:
     """What is known of a suite's questions before a run lays them out."""
 
-    questions: int | None  # without copies; None where only laying out would show
-    clusters: int | None  # likewise, if the suite has clusters
-    units: Mapping[str, int] = field(default_factory=dict)  # of the suite's further gates, by name
+    # That are asked at most; None where only laying out would show.
+    questions: int | None
+    clusters: int | None  # of these, if the suite has clusters
+    logged: LoggedAnswers | None = None
 
 
 @dataclass
@@ -85,9 +87,13 @@ class SourceResolver:
         asked = f"{name} {suite.model_dump_json()}"
         if asked not in self._known:
             source = self.suite(name, suite)
-            known = KnownQuestions(source.questions, source.clusters)
             if source.identity.kind in _LOCAL:
                 known = self._lay_out(name, suite, source)
+            else:
+                clusters = source.clusters
+                if clusters is not None:
+                    clusters = clusters_asked(clusters, source.questions, suite.questions)
+                known = KnownQuestions(source.questions, clusters)
             self._known[asked] = known
         return self._known[asked]
 
@@ -102,13 +108,14 @@ class SourceResolver:
             order = QuestionOrder(source.identity, source.folder, Path(made), self._remarks)
             questions = kind.known_questions(suite, order)
             apart = judged_apart(kind, questions, files, suite.cluster_by, self._remarks.note)
-            units = kind.further_units(suite, apart, order)
+            asked = _limited(shuffle(apart, QUESTION_SEED), suite.questions)
+            logged = kind.logged_answers(suite, asked, order)
+        clusters = len({question.cluster for question in asked}) if suite.cluster_by else None
         # A kind may ask questions besides those of its files.
-        asked = source.questions
-        if asked is not None:
-            asked -= len(questions) - len(apart)
-        clusters = len(set(labels_of(apart))) if suite.cluster_by else None
-        return KnownQuestions(asked, clusters, units)
+        number = source.questions
+        if number is not None:
+            number -= len(questions) - len(apart)
+        return KnownQuestions(number, clusters, logged)
 
     def faults(self, policy: Policy) -> Iterator[PrepareError]:
         """Yield why suites have no valid questions."""
@@ -173,16 +180,23 @@ class SourceResolver:
         self.progress.note(text)
 
     def counts(self, policy: Policy) -> dict[str, int | None]:
-        """Return available questions, or clusters, by suite, and by further gate where it is known.
+        """Return available questions, or the clusters that are asked, by suite; None if unknown.
 
-        None: unknown. EvaluationDataError: as :meth:`known`.
+        EvaluationDataError: as :meth:`known`.
         """
-        counts = dict[str, int | None]()
-        for name, suite in policy.suites.items():
-            known = self.known(name, suite)
-            counts[name] = known.clusters if suite.cluster_by else known.questions
-            counts |= {f"{name} {gate}": units for gate, units in known.units.items()}
-        return counts
+        known = {name: self.known(name, suite) for name, suite in policy.suites.items()}
+        return {
+            name: known[name].clusters if suite.cluster_by else known[name].questions
+            for name, suite in policy.suites.items()
+        }
+
+    def logs(self, policy: Policy) -> dict[str, LoggedAnswers]:
+        """Return by suite what its source's own answers show, where it has some.
+
+        EvaluationDataError: as :meth:`known`.
+        """
+        logs = {name: self.known(name, suite).logged for name, suite in policy.suites.items()}
+        return {name: logged for name, logged in logs.items() if logged is not None}
 
     def calibration(
         self, calibration: Calibration, limit: CalibrationLimit | None, variant: str
@@ -248,6 +262,19 @@ class _Remarks(NullProgress):
         new = [text for text in self._suites if text not in self._taken]
         self._taken.update(new)
         return [f"{', '.join(self._suites[text])}: {text}" for text in new]
+
+
+def _limited(questions: Sequence[Question], limit: int | None) -> Sequence[Question]:
+    """Return the questions that are asked of these, in their order: whole clusters."""
+    labels = labels_of(questions)
+    return questions[: whole_end(labels, min(limit or len(questions), len(questions)))]
+
+
+def clusters_asked(clusters: int, questions: int | None, limit: int | None) -> int:
+    """Return how many clusters so many questions are, where the clusters are alike."""
+    if questions is None or limit is None or limit >= questions:
+        return clusters
+    return max(1, round(clusters * limit / questions))
 
 
 def _same_questions(

@@ -27,6 +27,7 @@ class DecisionGatePower:
     flips: float
     of_all: int | None  # sessions; None if unknown
     logged_share: float | None  # of sessions with such a turn, by the log's own answers
+    usual_loss: float | None = None  # of a usual variant; None where the policy states none
 
     @property
     def comparison(self) -> Comparison:
@@ -56,7 +57,7 @@ class DecisionGatePower:
             f"{self.name}, {self.family}, {self.gate.tier}: a margin of {100 * margin:g} points of "
             "such turns"
         )
-        passes = None
+        passes = of_usual = None
         if self.gate.tier == "advisory":
             words = f"{self.name}, advisory: shown, decides nothing"
         elif self.sessions is None:
@@ -65,6 +66,12 @@ class DecisionGatePower:
             lossless = one_look(self.comparison, self.alpha, self.sessions, self.flips, 0.0)
             is_critical = self.gate.tier == "critical"
             passes = lossless.passes if is_critical else 1 - lossless.fails
+            of_usual = passes
+            if self.usual_loss is not None:
+                usual = one_look(
+                    self.comparison, self.alpha, self.sessions, self.flips, self.usual_loss
+                )
+                of_usual = usual.passes if is_critical else 1 - usual.fails
             said = "passes" if is_critical else "fails"
             chance = lossless.passes if is_critical else lossless.fails
             words += (
@@ -79,7 +86,7 @@ class DecisionGatePower:
             alpha=self.alpha,
             units=self.sessions,
             passes=passes,
-            usual=passes,
+            usual=of_usual,
             words=words,
         )
 

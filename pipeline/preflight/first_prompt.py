@@ -10,12 +10,16 @@ from eval_gates.suites.suite_kind import for_worker
 from pipeline.environments.definition import SUITE_ASKER, Accelerator
 from pipeline.environments.environment import ensure, identity
 from pipeline.environments.settings import load_settings
-from pipeline.plan.build import QUESTION_SEED
 from pipeline.plan.data_sources import SourceResolver
 from pipeline.plan.generation_settings import resolve_generation
 from pipeline.preflight.generation_faults import generation_faults
 from pipeline.stages.context import StageContext
-from pipeline.stages.questions import QUESTIONS, QuestionsParameters, QuestionsRuntime
+from pipeline.stages.questions import (
+    QUESTION_SEED,
+    QUESTIONS,
+    QuestionsParameters,
+    QuestionsRuntime,
+)
 from prepare.digest import FileDigests
 from prepare.errors import UsageError
 from prepare.events import Progress

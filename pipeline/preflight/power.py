@@ -8,17 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from statistics import NormalDist
 from typing import Any
 
 from eval_gates.cost import MIN_PROBLEMS
-from eval_gates.statistics.assay_sensitivity import min_questions_for_sensitivity
+from eval_gates.statistics.assay_sensitivity import check_sensitivity, min_questions_for_sensitivity
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import min_unchanged_values, planned_looks
 from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.stopping import comparison_of
 from eval_gates.suites.decision_task import gate_name, gates_of
-from eval_gates.suites.suite_kind import SuiteKind, kind_of
+from eval_gates.suites.suite_kind import LoggedAnswers, SuiteKind, kind_of
+from pipeline.plan.data_sources import clusters_asked
 from pipeline.plan.recorded_arm import RecordedArm
 from pipeline.preflight.chances import (
     Chances,
@@ -35,6 +37,8 @@ from recipes.policy import AnySuite, Margin, Policy
 from recipes.schema import Family, Recipe
 
 Counts = Mapping[str, int | None]
+Logs = Mapping[str, LoggedAnswers]
+NO_LOGS: Logs = {}
 
 MIN_CHANCE = 0.2
 """Below it a critical gate is refused: nearly every good variant would stay undecided."""
@@ -92,15 +96,20 @@ def _product(chances: Sequence[float | None]) -> float | None:
 
 
 def policy_power(
-    policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float
+    policy: Policy,
+    recipes: Sequence[Recipe],
+    counts: Counts,
+    level: float,
+    logs: Logs = NO_LOGS,
 ) -> tuple[GatePower, ...]:
     """Compute every suite's chances; each needs a margin for the families.
 
-    `counts` are available questions; `level` is that of one variant's gate.
+    `counts` are available questions, or clusters that are asked; `level` is that of one variant's
+    gate; `logs` are what sources show of their own answers.
     """
-    gates = _gates(policy, recipes, counts, level)
+    gates = _gates(policy, recipes, counts, level, logs)
     return tuple(gate.power() for gate in gates) + tuple(
-        gate.power() for gate in _kind_gates(policy, recipes, counts, level)
+        gate.power() for gate in _kind_gates(policy, recipes, counts, level, logs)
     )
 
 
@@ -166,14 +175,17 @@ def check_power(
     recipes: Sequence[Recipe],
     counts: Counts,
     level: float,
+    logs: Logs = NO_LOGS,
 ) -> None:
     """Refuse suites that cannot decide; advisory ones need not.
 
     UsageError: a suite cannot pass a lossless variant, or cannot tell it from guessing. Critical
     ones must pass MIN_CHANCE of lossless variants.
     """
-    refusals = [(g.suite.tier, g.refusal()) for g in _gates(policy, recipes, counts, level)]
-    refusals += [(g.gate.tier, g.refusal()) for g in _kind_gates(policy, recipes, counts, level)]
+    suites = _gates(policy, recipes, counts, level, logs)
+    kinds = _kind_gates(policy, recipes, counts, level, logs)
+    refusals = [(gate.suite.tier, gate.refusal()) for gate in suites]
+    refusals += [(gate.gate.tier, gate.refusal()) for gate in kinds]
     if (cost := policy.cost) is not None:
         asked = {n: _available(policy, n, counts) for n in cost.suites if n in policy.suites}
         refusals += [(cost.tier, _cost_refusal(name, number)) for name, number in asked.items()]
@@ -210,7 +222,12 @@ def check_counted(
     }
     if suites:
         counted = policy.model_copy(update={"suites": suites})
-        counts = {name: laid_out[name].units for name in suites}
+        counts = {}
+        for name, suite in suites.items():
+            number = laid_out[name].units
+            if suite.cluster_by:
+                number = clusters_asked(number, laid_out[name].questions, suite.questions)
+            counts[name] = number
         check_power(counted, recipes, counts, level)
 
 
@@ -223,6 +240,7 @@ class _SuiteGate:
     family: Family
     alpha: float
     questions: int | None
+    logged: LoggedAnswers | None = None
 
     @property
     def comparison(self) -> Comparison:
@@ -260,6 +278,8 @@ class _SuiteGate:
         """Chance that such a baseline shows it; 1 where that depends on more than its score."""
         if self.questions is None or self.kind.typical_change(self.suite) < 1:
             return 1.0
+        if self.logged_empty is not None:
+            return 0.0
         return chance_of_sensitivity(
             self.comparison,
             self.alpha,
@@ -267,6 +287,16 @@ class _SuiteGate:
             guessing=self.kind.guessing,
             baseline=self.baseline,
         )
+
+    @property
+    def logged_empty(self) -> float | None:
+        """Score of empty answers by the log's own, if a baseline that decides so is insensitive."""
+        if self.logged is None or not self.logged.empty or not self.questions:
+            return None
+        empty = list(islice(cycle(self.logged.empty), self.questions))
+        scores = [self.baseline] * self.questions
+        check = check_sensitivity("empty", scores, empty, self.comparison)
+        return check.score if check.p_insensitive > self.alpha else None
 
     def power(self) -> GatePower:
         refusal = self.refusal()
@@ -298,7 +328,13 @@ class _SuiteGate:
                 words += f"; the baseline must score above {100 * self.must_exceed:.3g} %"
             if self.comparison.kind == "recovery" or self.sensitivity < SURE:
                 words += f"; it is assumed to score {100 * self.baseline:g} %"
-            if self.sensitivity < SURE:
+            if (empty := self.logged_empty) is not None:
+                words += (
+                    f"; by the log's own answers an empty one decides alike in {100 * empty:.3g} % "
+                    "of the turns, so the gate is insensitive: give sessions with more calls, or "
+                    "gate the kinds"
+                )
+            elif self.sensitivity < SURE:
                 shown = format_chance(self.sensitivity)
                 words += f", which shows that the gate is sensitive with a chance of {shown}"
             if self.kind.scores_unrelated:
@@ -409,20 +445,16 @@ class _SuiteGate:
 
 
 def _kind_gates(
-    policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float
+    policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float, logs: Logs
 ) -> Iterator[DecisionGatePower]:
     """Yield the gates that suites of decisions have besides their own."""
-    for gate in _gates(policy, recipes, counts, level):
+    for gate in _gates(policy, recipes, counts, level, logs):
         for kind, own in gates_of(gate.suite):
             if gate.family in own.margins:
                 if policy.undecided_supporting == "hold" and own.tier == "supporting":
                     own = own.model_copy(update={"tier": "critical"})  # it must pass, too
                 name = gate_name(gate.name, kind, own)
-                all_sessions = counts[gate.name]
-                logged = counts.get(name)
-                share = None
-                if logged is not None and all_sessions:
-                    share = logged / all_sessions
+                usual = gate.suite.usual.get(gate.family)
                 yield DecisionGatePower(
                     suite=gate.name,
                     name=name,
@@ -431,12 +463,15 @@ def _kind_gates(
                     alpha=gate.alpha,
                     flips=gate.flips,
                     of_all=gate.questions,
-                    logged_share=share,
+                    logged_share=gate.logged.shares.get(gate_name("", kind, own))
+                    if gate.logged is not None
+                    else None,
+                    usual_loss=usual.loss if usual is not None else None,
                 )
 
 
 def _gates(
-    policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float
+    policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float, logs: Logs
 ) -> Iterator[_SuiteGate]:
     families = dict.fromkeys(recipe.family for recipe in recipes if recipe.family != "baseline")
     for name, suite in policy.suites.items():
@@ -444,10 +479,12 @@ def _gates(
         if policy.undecided_supporting == "hold" and suite.tier == "supporting":
             suite = suite.model_copy(update={"tier": "critical"})  # it must pass, too
         for family in families:
-            yield _SuiteGate(name, suite, family, level, questions)
+            yield _SuiteGate(name, suite, family, level, questions, logs.get(name))
 
 
 def _available(policy: Policy, name: str, counts: Counts) -> int | None:
     """Return how many questions or clusters a suite asks at most; None if unknown."""
+    if policy.suites[name].cluster_by:
+        return counts[name]
     known = [count for count in (policy.suites[name].questions, counts[name]) if count is not None]
     return min(known, default=None)

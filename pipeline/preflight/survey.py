@@ -162,7 +162,9 @@ def _question_faults(
     if not missing and not choices.asked.is_screening:  # without gates nothing is to be decided
         try:
             check_known_clusters(policy, sources, progress)
-            check_power(choices.policy, choices.recipes, sources.counts(policy), choices.level)
+            counts = sources.counts(policy)
+            logs = sources.logs(policy)
+            check_power(choices.policy, choices.recipes, counts, choices.level, logs)
         except UsageError as fault:
             yield fault
 
@@ -177,7 +179,7 @@ def check_fitted(
     resolved = resolve_generation(choices.policy, checkpoint.generation)
     if fitted != resolved and not choices.asked.is_screening:
         counts = sources.counts(fitted)
-        check_power(fitted, choices.recipes, counts, choices.level)
+        check_power(fitted, choices.recipes, counts, choices.level, sources.logs(fitted))
 
 
 def _disk_faults(preflight: Preflight, choices: Choice) -> list[PrepareError]:

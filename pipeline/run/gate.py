@@ -221,7 +221,7 @@ def plan_of(
     ).build()
     counts = sources.counts(policy)
     check_known_clusters(policy, sources, progress)
-    check_power(policy, (candidate.recipe,), counts, plan.trial.level)
+    check_power(policy, (candidate.recipe,), counts, plan.trial.level, sources.logs(policy))
     AttemptLedger(settings.open_store()).check_allowed(plan.trial)
     return plan
 

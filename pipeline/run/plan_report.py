@@ -222,7 +222,7 @@ def forecast(
     power: tuple[GatePower, ...] = ()
     if all(isinstance(fault, HubError) for fault in faults):  # they do not depend on the checkpoint
         power = (
-            *policy_power(policy, tried, sources.counts(policy), level),
+            *policy_power(policy, tried, sources.counts(policy), level, sources.logs(policy)),
             *speed_power(
                 choices.policy,
                 profile,

@@ -19,6 +19,8 @@ from prepare.record import Record
 from prepare.stage import Stage, StageReference, WorkerRuntime
 from recipes.policy import AnyTask
 
+QUESTION_SEED = 20240814
+
 
 class QuestionsParameters(Record):
     """Which questions."""

@@ -49,6 +49,17 @@ class TestContract(Contract):
         )
         assert done.stdout.split() == ["1", "False"]
 
+    def test_the_first_registration_says_nothing(self, uri: str, name: str, folder: Path) -> None:
+        """MLflow told of its tables, as it was imported before it was silenced."""
+        program = (
+            "from pathlib import Path; from artifacts.registry import Registry; "
+            f"Registry({uri!r}).register({name!r}, Path({str(folder)!r}), {{}}, lambda _: True)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+        )
+        assert done.stdout + done.stderr == ""
+
 
 class TestRaces:
     def test_of_two_promotions_one_wins(self, uri: str, tmp_path: Path) -> None:

@@ -161,6 +161,7 @@ def test_a_rare_ability_is_not_lost_in_a_mean(declining: int, kept: float, verdi
     suite = whole_suite(before, after)
     assert suite.verdict == verdict
     assert ("declines loses" in suite.reason) == (verdict == "undecided")
+    assert ("lost: declines" in suite.shortfall) == (verdict == "undecided")
     parts = {part.group: (part.n, part.candidate) for part in suite.groups}
     assert parts == {"answers": (588, 1.0), "declines": (declining, kept)}
 

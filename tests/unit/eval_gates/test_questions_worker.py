@@ -220,6 +220,13 @@ class TestCopies:
         with pytest.raises(EvaluationDataError, match="20 of 40"):
             without_copies(apart, Listener().note)
 
+    def test_a_field_that_is_null_says_nothing(self) -> None:
+        rows = [
+            Question(str(n), str(n), data={FIELDS: {"user": "u" if n else None}}) for n in range(3)
+        ]
+        with pytest.raises(EvaluationDataError, match="'user' is null"):
+            with_clusters(rows, "user")
+
     def test_logs_repeat(self) -> None:
         rows = [Question(str(n), str(n // 2)) for n in range(40)]
         listener = Listener()

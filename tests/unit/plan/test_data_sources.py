@@ -27,6 +27,7 @@ from eval_gates.suites.suite_kind import kind_named
 from pipeline.plan.data_sources import (
     BUILTIN_CALIBRATION,
     SourceResolver,
+    clusters_asked,
     note_repeated_fields,
 )
 from pipeline.plan.generation_settings import resolve_generation
@@ -392,6 +393,22 @@ class TestHowMany:
         self, tmp_path: Path, suite: AnySuite, files: dict[str, bytes], number: int | None
     ) -> None:
         assert self.of(tmp_path, suite, files) == number
+
+    def test_a_limit_counts_questions_and_the_clusters_of_these(self, tmp_path: Path) -> None:
+        """90 questions of 100 passages of five were planned as 90 passages; 18 are asked."""
+        own = [{**ROW, "question": f"q{n}", "passage": str(n // 5)} for n in range(500)]
+        rows = "".join(f"{json.dumps(row)}\n" for row in own).encode()
+        folder = write_files(tmp_path / "own", {"mmlu_test.jsonl": rows})
+
+        def counted(**asked: Any) -> int | None:
+            suite = Mmlu.policy(margins=MARGINS, num_fewshot=0, **asked)
+            policy = Policy.model_validate({"name": "p", "summary": "s", "suites": {"m": suite}})
+            return Resolving(tmp_path, folder).resolver.counts(policy)["m"]
+
+        assert counted(cluster_by="passage") == 100
+        assert counted(cluster_by="passage", questions=90) == 18
+        assert clusters_asked(2_116, 3_641, 364) == 212
+        assert clusters_asked(10, None, 5) == clusters_asked(10, 50, 50) == 10
 
     def test_copies_do_not_count(self, tmp_path: Path) -> None:
         own = [{**ROW, "question": f"q{n % 99}"} for n in range(100)]

@@ -14,6 +14,7 @@ from eval_gates.rows import Answer
 from eval_gates.statistics.bound import mean_bounds, min_identical_values, p_value
 from eval_gates.suites.decision_task import AS_LOGGED, DecisionKind
 from eval_gates.suites.decisions import Decisions
+from eval_gates.suites.suite_kind import LoggedAnswers
 from pipeline.preflight.chances import GatePower
 from pipeline.preflight.decision_power import SHOWN_SESSIONS
 from pipeline.preflight.power import check_power, policy_power
@@ -63,19 +64,33 @@ def test_each_kind_has_its_own_line(kind: str) -> None:
 def test_a_log_that_has_the_kind_is_counted() -> None:
     """In a log of 40 sessions, all with calls, half of them were assumed, and plan refused."""
     policy = policy_of("calls", sessions=None)
-    counted = {"agents": 40, "agents calls": 40}
-    check_power(policy, RECIPES, counted, LEVEL)
-    _, gate = policy_power(policy, RECIPES, counted, LEVEL)
+    counted = {"agents": 40}
+    logs = {"agents": LoggedAnswers({"calls": 1.0}, [0.0] * 40)}
+    check_power(policy, RECIPES, counted, LEVEL, logs)
+    _, gate = policy_power(policy, RECIPES, counted, LEVEL, logs)
     assert gate.units == 40
     with pytest.raises(UsageError, match="about 20"):
         check_power(policy, RECIPES, {"agents": 40}, LEVEL)
-    # What the policy says comes first; questions that are limited have their share.
-    _, said = policy_power(policy_of("calls", sessions=0.8), RECIPES, counted, LEVEL)
+    # What the policy says comes first.
+    _, said = policy_power(policy_of("calls", sessions=0.8), RECIPES, counted, LEVEL, logs)
     assert said.units == 32
-    suites = {"agents": policy.suites["agents"].model_copy(update={"questions": 20})}
-    limited = policy.model_copy(update={"suites": suites})
-    _, few = policy_power(limited, RECIPES, {"agents": 40, "agents calls": 30}, LEVEL)
-    assert few.units == 15
+
+
+@pytest.mark.parametrize(("empty", "passes"), [(0.9, False), (0.5, True)])
+def test_a_log_in_which_empty_answers_would_do_is_told(empty: float, passes: bool) -> None:
+    """A margin of 20 points reaches down to an answer that neither calls nor declines."""
+    logs = {"agents": LoggedAnswers({}, [empty] * 300)}
+    suite, _ = policy_power(policy_of("calls"), RECIPES, {"agents": 300}, LEVEL, logs)
+    assert suite.passes is not None
+    assert (suite.passes > 0.9) is passes
+    assert ("insensitive" in suite.words) is not passes
+
+
+def test_a_kinds_gate_is_planned_with_the_usual_loss_too() -> None:
+    gate = power_of(policy_of("calls"))
+    assert gate.usual is not None
+    assert gate.passes is not None
+    assert gate.usual < gate.passes
 
 
 @each_kind

@@ -410,20 +410,47 @@ def test_each_gates_sessions_are_counted_by_the_logs_own_answers(tmp_path: Path)
     )
     policy = Policy.model_validate({"name": "p", "summary": "s", "suites": {"d": suite}})
     sources = SourceResolver(None, "e", FileDigests(tmp_path / "digests.json"), Listener())
-    assert sources.counts(policy) == {
-        "d": 6,
-        "d calls": 3,
-        "d tool at 2 tools": 3,
-        "d talks": 2,
-        "d declines": 2,
-        "d helps": 3,
-        "d at 1 tools": 1,
+    assert sources.counts(policy) == {"d": 6}
+    logged = sources.logs(policy)["d"]
+    # The last session has a request alone; the first has one tool, and so is on the first rung.
+    assert logged.shares == {
+        "calls": 3 / 5,
+        "tool at 2 tools": 3 / 5,
+        "talks": 2 / 5,
+        "declines": 2 / 5,
+        "helps": 3 / 5,
+        "at 1 tools": 1 / 6,
     }
+    assert logged.empty == [0.0] * 5
     # Requests alone do not tell what is decided.
     requests = [{**row, "messages": row["messages"][:1]} for row in rows]
     file.write_text("".join(json.dumps(row) + "\n" for row in requests))
     again = SourceResolver(None, "e", FileDigests(tmp_path / "digests.json"), Listener())
     assert again.counts(policy) == {"d": 6}
+    assert again.logs(policy) == {}
+
+
+def test_a_thought_of_the_logs_answer_decides_nothing(tmp_path: Path) -> None:
+    answer = {"role": "assistant", "content": "<think>I cannot say that.</think>Paris."}
+    rows = [
+        {"messages": [{"role": "user", "content": f"question {n}"}, answer], "tools": [TOOL]}
+        for n in range(3)
+    ]
+    file = tmp_path / "logs.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    suite = Decisions.policy.model_validate(
+        {
+            "kind": "decisions",
+            "data": str(file),
+            "margins": {"fp8": 0.1},
+            "kinds": {kind: {"margins": {"fp8": 0.1}} for kind in ("helps", "declines")},
+        }
+    )
+    policy = Policy.model_validate({"name": "p", "summary": "s", "suites": {"d": suite}})
+    sources = SourceResolver(None, "e", FileDigests(tmp_path / "digests.json"), Listener())
+    logged = sources.logs(policy)["d"]
+    assert logged.shares == {"helps": 1.0, "declines": 0.0}
+    assert logged.empty == [1.0] * 3
 
 
 def test_sessions_with_too_many_tools_are_counted(tmp_path: Path) -> None:
