@@ -24,6 +24,7 @@ from kept_answers import (
 )
 
 from eval_gates.clusters import labels_of
+from eval_gates.quality_gate import check_paired
 from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import check_sensitivities, insensitive_checks
 from eval_gates.statistics.bound import mean_bounds
@@ -271,6 +272,13 @@ def test_losing_more_is_never_judged_better(lost: int, more: int, suite: AnySuit
         for count in (lost, lost + more)
     ]
     assert order.index(verdicts[1]) <= order.index(verdicts[0])
+
+
+def test_a_side_without_tokens_is_not_paired_with_one_that_has_them() -> None:
+    written = [Answer("a", "p", 1.0, tokens=(3,))]
+    with pytest.raises(ValueError, match="have no tokens"):
+        check_paired("suite", written, [replace(written[0], tokens=())])
+    check_paired("suite", written, written)
 
 
 class TestGroups:
