@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -31,6 +32,9 @@ from prepare.untrusted import read_record
 from recipes.checkpoints.source_info import SourceInfo
 from recipes.schema import ServingProfile
 from recipes.speed import SpeedPolicy
+
+RUN_ID = "%Y%m%d-%H%M%S-%f"
+_DATED = re.compile(r"\d{8}-\d{6}-\d{6}")
 
 
 class ScreeningReport(Record):
@@ -306,12 +310,28 @@ def _as_it_is_now(report: RunReport, folder: Path) -> RunReport:
     return report.model_copy(update={"seconds": max(report.seconds, passed.total_seconds())})
 
 
+def folders_by_start(store: Store) -> list[Path]:
+    """Return the runs' folders, the newest last; a run may have a name of the user's."""
+    return sorted(RunFolders(store).all(), key=_start_of)
+
+
+def _start_of(folder: Path) -> str:
+    """Return when a run began, as ids have it; the name of one whose record cannot be read."""
+    if _DATED.fullmatch(folder.name):
+        return folder.name
+    try:
+        started = datetime.fromisoformat(read_run(folder).started)
+    except (StoreError, ValueError):
+        return folder.name
+    return started.astimezone(UTC).strftime(RUN_ID)
+
+
 def find_run(store: Store, name: str, *, judged: bool = False) -> RunReport:
     """Return the run of an id, a prefix or 'latest'.
 
     With `judged`, 'latest' is the last run that judged a variant, if any.
     """
-    folders = RunFolders(store).all()
+    folders = folders_by_start(store)
     if not folders:
         raise UsageError(
             "there is no run here yet",

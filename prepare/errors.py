@@ -157,10 +157,10 @@ def means_full_disk(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def is_of_full_disk(error: BaseException | None) -> bool:
-    """Return whether a full disk is among the causes."""
+def is_of_disk(error: BaseException | None) -> bool:
+    """Return whether a full or a broken disk is among the causes."""
     while error is not None:
-        if isinstance(error, OSError) and means_full_disk(error):
+        if isinstance(error, OSError) and (means_full_disk(error) or means_broken_disk(error)):
             return True
         error = error.__cause__
     return False

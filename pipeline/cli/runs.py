@@ -76,11 +76,10 @@ def runs(
 
 def print_runs(store: Store, *, as_json: bool) -> None:
     """Print a line for each run, newest last."""
-    from artifacts.run_record import read_run
-    from prepare.store import RunFolders
+    from artifacts.run_record import folders_by_start, read_run
 
     reports = []
-    for folder in RunFolders(store).all():
+    for folder in folders_by_start(store):
         try:
             reports.append(read_run(folder))
         except StoreError as error:  # one damaged record must not hide the others

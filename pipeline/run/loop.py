@@ -17,7 +17,7 @@ from pipeline.run.tries import TRIED, empty
 from pipeline.stages.block import BLOCK
 from pipeline.stages.evaluate import EVALUATE, REFERENCE
 from pipeline.stages.sanity import SANITY
-from prepare.errors import PrepareError, StageLostError, is_of_full_disk
+from prepare.errors import PrepareError, StageLostError, is_of_disk
 from prepare.file_locks import doing, is_locked
 from prepare.interruption import is_interruption
 from prepare.lots import Lot
@@ -91,8 +91,8 @@ def _try(servers: Servers, state: PlanProgress, piece: Piece, lot: Lot) -> None:
     except StageLostError as error:
         run.lose(piece, error)  # the other process goes on with it
     except PrepareError as error:
-        # A full disk says nothing of the variant, whose place another one would take.
-        if is_interruption(error) or is_of_full_disk(error):
+        # A full or broken disk says nothing of the variant, whose place another one would take.
+        if is_interruption(error) or is_of_disk(error):
             raise
         run.tries.fail(piece.name, error)
     finally:

@@ -173,6 +173,14 @@ def test_a_run_is_found_by_id_beginning_or_as_the_latest(
     assert find_run(store, "1999") == three[0]
 
 
+def test_the_latest_run_is_the_last_that_began(store: Store) -> None:
+    """A run may have a name, which letters sort behind dates."""
+    for run_id in ("nightly", None):
+        log = RunRecorder(store, REQUEST, RESOLVED, run_id=run_id)
+        log.finish("finished", 0)
+        assert find_run(store, "latest") == log.report()
+
+
 def test_an_ambiguous_beginning_names_the_runs(store: Store, three: list[RunReport]) -> None:
     with pytest.raises(UsageError, match="'20'") as caught:
         find_run(store, "20")
