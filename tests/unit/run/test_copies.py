@@ -148,15 +148,13 @@ class TestTries:
         (tries.run_folder / FAILED / "b").symlink_to("nowhere")  # just removed by --retry
         assert [type(each) for each in tries.failures().values()] == [StoreError]
 
-    @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.ESTALE])
-    def test_a_full_or_broken_disk_is_no_variants_failure(
-        self, tmp_path: Path, number: int
-    ) -> None:
+    @pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EIO, errno.ESTALE])
+    def test_a_full_or_broken_disk_is_no_variants_failure(self, tmp_path: Path, fault: int) -> None:
         """Another variant would take the alias, and the exit code would say that all is well."""
 
         def score(variant: str, suite: str, number: int) -> float:
             if variant == TWO and is_full:
-                full = OSError(number, os.strerror(number))
+                full = OSError(fault, os.strerror(fault))
                 raise StoreError("the attempt cannot be recorded") from full
             return 1.0
 
