@@ -72,4 +72,4 @@ def write_page(file: Path, page: str) -> None:
         if file.exists() and not file.is_file():  # such as /dev/stdout
             file.write_text(text, encoding="utf-8")
         else:
-            write_atomically(file, text, is_private=False)
+            write_atomically(file.resolve(), text, is_private=False)  # links stay

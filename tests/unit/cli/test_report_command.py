@@ -44,6 +44,16 @@ def test_the_newest_run_into_a_file_of_its_name(tmp_path: Path) -> None:
     assert SECOND in page
 
 
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    target = tmp_path / "target.html"
+    target.write_text("before")
+    link = tmp_path / "link.html"
+    link.symlink_to(target)
+    run("-o", str(link))
+    assert link.is_symlink()
+    assert SECOND in target.read_text()
+
+
 def test_a_file_that_cannot_be_written() -> None:
     with pytest.raises(UsageError) as caught:
         run("-o", "no/such/folder/report.html")

@@ -179,16 +179,17 @@ def test_ratios_over_requests_in_flight_are_one_curve_a_variant(
 @pytest.mark.parametrize("metric", ["same_decision", "acc"])
 def test_decisions_by_number_of_tools_are_a_curve(tmp_path: Path, metric: str) -> None:
     shares = {"as logged": 0.96, "4 tools": 0.95, "16 tools": 0.9, "64 tools": 0.7}
+    abilities = {"calls": 0.9, "answers": 0.99}
     groups = [
         {
             "group": name,
-            "is_subject": True,
+            "is_subject": name in abilities,
             "n": 60,
             "baseline": 0.98,
             "candidate": share,
             "flips": round(60 * (0.98 - share)),
         }
-        for name, share in shares.items()
+        for name, share in {**abilities, **shares}.items()
     ]
     gate = gate_report(name="agents", metric=metric, groups=groups)
     report = run_report(variants=[variant_report(recipe="awq-w4a16", gates=[gate])])
