@@ -27,7 +27,7 @@ from pipeline.stages.verdict import JUDGE
 from prepare.errors import RegistryError, StoreError
 from prepare.events import Progress
 from prepare.stage import StageRecord, StageReference, StageSpec
-from prepare.store import RECORD, REMOVED, RunFolders, Store
+from prepare.store import RECORD, REMOVED, RESERVE, RUN_RECORD, RunFolders, Store, is_alive
 
 TEMPORARY = "temporary file"
 
@@ -183,6 +183,9 @@ class _Kept:
         for folder in (*folders.all(), *folders.half_removed()):
             if folder.name not in self.runs:
                 yield GarbageItem("run", folder)
+            elif not is_alive(folder):  # a killed process left these in a run that is kept
+                for file in (*folder.glob(RESERVE), *sorted(folder.glob(f".{RUN_RECORD}.*"))):
+                    yield GarbageItem(TEMPORARY, file)
         for file in sorted((root / "answers").glob("*.jsonl")):
             if answer_log_of(file) not in self._answers:
                 yield GarbageItem("answers", file)

@@ -46,6 +46,8 @@ REMOVED = ".removed"  # end of the name of a folder that is being removed
 RUN_RECORD = "run.json"
 ALIVE = "alive"
 """Lock of a run's main process."""
+RESERVE = "reserve"
+"""Next to it, while the run goes on: a file that makes room for the outcome on a full disk."""
 PARTIAL = ".partial"
 DEAD = ".dead"
 DISCARDED = ".discarded"

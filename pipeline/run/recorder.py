@@ -18,12 +18,10 @@ from prepare.errors import PrepareError
 from prepare.events import EventWriter, Progress
 from prepare.file_locks import doing
 from prepare.private_files import make_folder, open_log, write_atomically
-from prepare.store import RUN_RECORD, RunFolders, Store
+from prepare.store import RESERVE, RUN_RECORD, RunFolders, Store
 
 COPIES = "copies"
-RESERVE = "reserve"
 RESERVE_BYTES = 2**20
-"""A file that makes room for the outcome on a full disk."""
 Ended = Literal["finished", "failed", "interrupted"]
 
 

@@ -28,7 +28,7 @@ from artifacts.requests import GateRequest
 from artifacts.run_record import RunReport
 from pipeline.cli.main import app
 from prepare.errors import EvidenceError, RegistryError, StoreError, UsageError
-from prepare.store import RECORD, RUN_RECORD, RunFolders
+from prepare.store import RECORD, RESERVE, RUN_RECORD, RunFolders
 from recipes.checkpoints.weight_files import BUNDLE
 from recipes.policy import PromotionRule
 from recipes.speed import SpeedPolicy
@@ -303,19 +303,22 @@ def test_the_same_promotion_completes_a_killed_one(good: FakeRun, kill_at: int) 
 
 
 def test_what_a_killed_removal_and_killed_writers_leave_is_collected(good: FakeRun) -> None:
+    good.promote()
     run = RunFolders(good.store).all()[0]
     half = run.with_name(f".{run.name}.removed")
     shutil.copytree(run, half)
     (half / RUN_RECORD).unlink()
     (attempts,) = (good.root / "attempts").iterdir()
-    left = attempts / ".000009.json.0af3"
-    left.write_text("{")
+    lefts = [attempts / ".000009.json.0af3", run / f".{RUN_RECORD}.77", run / RESERVE]
+    for left in lefts:
+        left.write_text("{")
     heard = Listener()
     assert half not in RunFolders(good.store).all()
     for each in find_garbage(good.store, [], 0, heard):
         remove(each, good.store)
     assert not half.exists()
-    assert not left.exists()
+    assert not any(left.exists() for left in lefts)
+    assert (run / RUN_RECORD).exists()
     assert not [path for path in run.parent.iterdir() if path.name.startswith(".")]
     assert heard.notes == []
     assert list(attempts.iterdir())

@@ -13,9 +13,9 @@ from sample_reports import REQUEST, RESOLVED, failed_variant_report, stage_repor
 from small_disk import fill, small_disk
 
 from artifacts.run_record import RunReport, find_run, read_run
-from pipeline.run.recorder import RESERVE, RunRecorder
+from pipeline.run.recorder import RunRecorder
 from prepare.errors import StoreError, UsageError
-from prepare.store import ALIVE, RUN_RECORD, RunFolders, Store, is_alive
+from prepare.store import ALIVE, RESERVE, RUN_RECORD, RunFolders, Store, is_alive
 from recipes.checkpoints.source_info import SourceInfo
 
 
