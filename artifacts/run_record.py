@@ -316,13 +316,13 @@ def folders_by_start(store: Store) -> list[Path]:
 
 
 def _start_of(folder: Path) -> str:
-    """Return when a run began, as ids have it; the name of one whose record cannot be read."""
+    """Return when a run began, as ids have it, or when its folder changed if no record tells."""
     if _DATED.fullmatch(folder.name):
         return folder.name
     try:
         started = datetime.fromisoformat(read_run(folder).started)
     except (StoreError, ValueError):
-        return folder.name
+        started = datetime.fromtimestamp(folder.stat().st_mtime, UTC)
     return started.astimezone(UTC).strftime(RUN_ID)
 
 

@@ -312,7 +312,7 @@ def read_lines(
 
 def _line_of(error: UnicodeDecodeError, read: int) -> int:
     """Return the number of the line of an error in the block after so many lines were read."""
-    return read + 1 + error.object[: error.start].count(b"\n")
+    return read + len((error.object[: error.start] + b"x").splitlines())
 
 
 def read_flat_rows(path: Path) -> Iterator[dict[str, Any]]:

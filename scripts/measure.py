@@ -19,7 +19,7 @@ PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 CEILINGS = {
     "tokens": 361_000,
     "own_names_imported_per_file": 12.5,
-    "classes": 510,
+    "classes": 511,
     "tuple_assignments": 0,
     "files_in_a_folder": 27,
     "class_names_with_two_meanings": 0,

@@ -67,8 +67,8 @@ class KindGate(ConfigModel):
         None,
         gt=0,
         le=1,
-        description="share of the sessions that have such a turn, for `prepare plan` alone; null: "
-        "counted by the log's own answers, or half of them where it has none",
+        description="share of the sessions that have such a turn, for `prepare plan` alone, where "
+        "the log has no answers that show it; null: half of them",
     )
     tools: Rung | None = Field(
         None, description="of the ladder alone, at this number of tools; null: as logged alone"

@@ -55,9 +55,9 @@ class LoggedAnswers:
     """What a log's own answers show before a baseline answers."""
 
     # Share of the clusters that each further gate is about, by its name; without unknown ones.
-    shares: Mapping[str, float]
+    shares: dict[str, float]
     # By cluster, the share of its questions that an empty answer answers alike.
-    empty: Sequence[float]
+    empty: list[float]
 
 
 FEW_SAMPLES = 8

@@ -7,7 +7,6 @@ from typing import Annotated
 
 from pipeline.cli.options import PATH, JudgedRunArgument, StoreOption, option
 from prepare.errors import UsageError, raise_as
-from prepare.private_files import write_atomically
 
 
 def report(
@@ -68,8 +67,4 @@ def write_page(file: Path, page: str) -> None:
         f"--output {file}",
         "name a file in a folder that exists and that you may write",
     ):
-        text = page.encode("utf-8", "replace").decode()
-        if file.exists() and not file.is_file():  # such as /dev/stdout
-            file.write_text(text, encoding="utf-8")
-        else:
-            write_atomically(file.resolve(), text, is_private=False)  # links stay
+        file.write_bytes(page.encode("utf-8", "replace"))

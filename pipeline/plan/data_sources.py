@@ -6,10 +6,13 @@ A source is plain data that identifies its content, as a part of stage keys.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from pydantic import TypeAdapter
 
 import recipes
 from eval_gates.clusters import labels_of, repeated_field, whole_end
@@ -18,10 +21,12 @@ from eval_gates.rows import Question
 from eval_gates.suites.json_lines import question_files, read_rows
 from eval_gates.suites.sources import QuestionSource, SuiteSource
 from eval_gates.suites.suite_kind import LoggedAnswers, QuestionOrder, kind_of
-from pipeline.stages.questions import QUESTION_SEED, QuestionsResult
+from pipeline.stages.questions import QUESTION_SEED, QUESTIONS, QuestionsResult
 from prepare.digest import FileDigests, digest_json
 from prepare.errors import EvaluationDataError, HubError, PrepareError, UsageError
 from prepare.events import NullProgress, Progress
+from prepare.private_files import untrusted_reason, write_atomically
+from prepare.untrusted import MAX_RECORD_BYTES, read_regular
 from prepare.user_path import user_path
 from recipes.checkpoints.hub import resolve_dataset_revision
 from recipes.policy import AnySuite, Policy
@@ -30,6 +35,7 @@ from recipes.quantizers.calibration import form_of
 from recipes.schema import CalibrationLimit
 
 _MAX_NAMES = 20
+KNOWN_VERSION = 1  # of what is remembered of local questions
 _LOCAL = ("folder", "builtin")  # sources whose questions are laid out by `plan`, too
 BUILTIN_CALIBRATION = Path(recipes.__file__).parent / "calibration" / "general.jsonl"
 
@@ -42,6 +48,10 @@ class KnownQuestions:
     questions: int | None
     clusters: int | None  # of these, if the suite has clusters
     logged: LoggedAnswers | None = None
+    remarks: list[str] = field(default_factory=list)  # that laying out made
+
+
+_KNOWN = TypeAdapter(KnownQuestions)
 
 
 @dataclass
@@ -88,7 +98,7 @@ class SourceResolver:
         if asked not in self._known:
             source = self.suite(name, suite)
             if source.identity.kind in _LOCAL:
-                known = self._lay_out(name, suite, source)
+                known = self._remembered(name, suite, source)
             else:
                 clusters = source.clusters
                 if clusters is not None:
@@ -97,17 +107,47 @@ class SourceResolver:
             self._known[asked] = known
         return self._known[asked]
 
-    def _lay_out(self, name: str, suite: AnySuite, source: SuiteSource) -> KnownQuestions:
+    def _remembered(self, name: str, suite: AnySuite, source: SuiteSource) -> KnownQuestions:
+        """Return what is known of a local source, as an earlier command laid it out, if one did.
+
+        Else every command would lay out again, which takes seconds. A plug-in's code may change.
+        """
+        self._remarks.suite = name
+        made = [
+            KNOWN_VERSION,
+            QUESTIONS.revision,
+            suite.model_dump(mode="json"),
+            str(source.folder),
+        ]
+        key = digest_json([*made, source.identity.model_dump(mode="json"), source.questions])
+        file = self.digests.cache_file.parent / "known-questions" / f"{key}.json"
+        is_own = type(kind_of(suite)).__module__.startswith("eval_gates.")
+        if is_own and not untrusted_reason(file.parent.parent, file.parent, file):
+            with suppress(OSError, ValueError):
+                known = _KNOWN.validate_json(read_regular(file, MAX_RECORD_BYTES))
+                for remark in known.remarks:
+                    self._remarks.note(remark)
+                return known
+        said = _Notes()
+        known = replace(self._lay_out(suite, source, said), remarks=said.notes)
+        for remark in said.notes:
+            self._remarks.note(remark)
+        if is_own:
+            with suppress(OSError):  # such as a home that is read-only
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(file, _KNOWN.dump_json(known).decode())
+        return known
+
+    def _lay_out(self, suite: AnySuite, source: SuiteSource, said: Progress) -> KnownQuestions:
         """Return what is left of a local source's questions when copies are left out."""
         kind = kind_of(suite)
         files: Sequence[Path] = ()
         if source.folder is not None:
             files = kind.folder_files(source.folder)
-        self._remarks.suite = name
         with TemporaryDirectory() as made:
-            order = QuestionOrder(source.identity, source.folder, Path(made), self._remarks)
+            order = QuestionOrder(source.identity, source.folder, Path(made), said)
             questions = kind.known_questions(suite, order)
-            apart = judged_apart(kind, questions, files, suite.cluster_by, self._remarks.note)
+            apart = judged_apart(kind, questions, files, suite.cluster_by, said.note)
             asked = _limited(shuffle(apart, QUESTION_SEED), suite.questions)
             logged = kind.logged_answers(suite, asked, order)
         clusters = len({question.cluster for question in asked}) if suite.cluster_by else None
@@ -244,7 +284,17 @@ class SourceResolver:
         return used, {"file": self.digests.digest(file), "form": form}, file
 
 
-class _Remarks(NullProgress):
+class _Notes(NullProgress):
+    """Keeps notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+class _Remarks:
     """What laying out local questions said of suites, each thing once."""
 
     def __init__(self) -> None:

@@ -41,13 +41,13 @@ class DecisionGatePower:
     @property
     def share(self) -> float:
         """Return the share of sessions that have such a turn."""
-        known = (self.gate.sessions, self.logged_share)
+        known = (self.logged_share, self.gate.sessions)
         return next((share for share in known if share is not None), _SHARE)
 
     @property
     def source(self) -> str:
         """Return where the number of sessions is from."""
-        if self.gate.sessions is None and self.logged_share is not None:
+        if self.logged_share is not None:
             return "those in which the log's own answers have such a turn"
         return f"assumed: {100 * self.share:g} % have such a turn"
 

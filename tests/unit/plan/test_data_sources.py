@@ -423,6 +423,33 @@ class TestHowMany:
         (note,) = resolving.listener.notes
         assert note.startswith("mine: 1 of 100 questions")
 
+    def test_questions_are_laid_out_once(
+        self, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An unchanged run is ready in two seconds, and laying out takes as long."""
+        rows = "".join(f"{json.dumps({**ROW, 'question': str(n % 39)})}\n" for n in range(40))
+        folder = write_files(tmp_path / "own", {"mmlu_test.jsonl": rows.encode()})
+        suite = Mmlu.policy(margins=MARGINS, num_fewshot=0)
+        policy = Policy.model_validate({"name": "p", "summary": "s", "suites": {"mine": suite}})
+        first = Resolving(tmp_path, folder)
+        assert first.resolver.counts(policy) == {"mine": 39}
+
+        def never(*_: Any) -> Any:
+            raise AssertionError("laid out again")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Mmlu, "known_questions", never)
+            again = Resolving(tmp_path, folder)
+            assert again.resolver.counts(policy) == {"mine": 39}
+            again.resolver.note_remarks(policy)
+            assert len(again.listener.notes) == 1
+            (folder / "mmlu_test.jsonl").write_text(json.dumps(ROW) + "\n")
+            with pytest.raises(AssertionError, match="laid out again"):
+                Resolving(tmp_path, folder).resolver.counts(policy)
+        (kept,) = (tmp_path / "known-questions").glob("*.json")
+        kept.write_text("[")
+        assert Resolving(tmp_path, folder).resolver.counts(policy) == {"mine": 1}
+
 
 @pytest.mark.parametrize(
     ("kind", "file"),

@@ -71,9 +71,12 @@ def test_a_log_that_has_the_kind_is_counted() -> None:
     assert gate.units == 40
     with pytest.raises(UsageError, match="about 20"):
         check_power(policy, RECIPES, {"agents": 40}, LEVEL)
-    # What the policy says comes first.
-    _, said = policy_power(policy_of("calls", sessions=0.8), RECIPES, counted, LEVEL, logs)
-    assert said.units == 32
+    # What the policy assumes is for logs without answers.
+    assumed = policy_of("calls", sessions=0.8)
+    _, gate = policy_power(assumed, RECIPES, counted, LEVEL, logs)
+    assert gate.units == 40
+    _, gate = policy_power(assumed, RECIPES, counted, LEVEL)
+    assert gate.units == 32
 
 
 @pytest.mark.parametrize(("empty", "passes"), [(0.9, False), (0.5, True)])
