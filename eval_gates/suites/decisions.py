@@ -175,7 +175,8 @@ class Decisions(SuiteKind[DecisionsTask]):
         for question, decision in answered:
             if question.group == AS_LOGGED:
                 empty[question.cluster].append(decision == TurnDecision())
-        return LoggedAnswers(shares, [sum(turns) / len(turns) for turns in empty.values()])
+        by_session = [sum(turns) / len(turns) for turns in empty.values()]
+        return LoggedAnswers(shares=shares, empty=by_session)
 
     def _known(
         self, suite: Suite, identity: QuestionSource, folder: Path | None

@@ -21,6 +21,7 @@ from eval_gates.suites.sources import HubBenchmark, QuestionSource, SourcedKind
 from prepare.errors import PrepareError, UsageError
 from prepare.events import Progress
 from prepare.plugins import SUITES, find_plugin, load_class
+from prepare.record import Record
 from recipes.generation import Generation
 from recipes.policy import SOURCES, EvalTask, Policy, Source, Suite, SuiteModels
 
@@ -50,14 +51,15 @@ class QuestionOrder:
     progress: Progress
 
 
-@dataclass(frozen=True)
-class LoggedAnswers:
+class LoggedAnswers(Record):
     """What a log's own answers show before a baseline answers."""
 
-    # Share of the clusters that each further gate is about, by its name; without unknown ones.
-    shares: dict[str, float]
-    # By cluster, the share of its questions that an empty answer answers alike.
-    empty: list[float]
+    shares: dict[str, float] = Field(
+        description="of the clusters that each further gate is about, by its name, where known"
+    )
+    empty: list[float] = Field(
+        description="by cluster, the share of its questions that an empty answer answers alike"
+    )
 
 
 FEW_SAMPLES = 8

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import Field
 
 import recipes
 from eval_gates.clusters import labels_of, repeated_field, whole_end
@@ -26,7 +26,8 @@ from prepare.digest import FileDigests, digest_json
 from prepare.errors import EvaluationDataError, HubError, PrepareError, UsageError
 from prepare.events import NullProgress, Progress
 from prepare.private_files import untrusted_reason, write_atomically
-from prepare.untrusted import MAX_RECORD_BYTES, read_regular
+from prepare.record import Record
+from prepare.untrusted import read_record
 from prepare.user_path import user_path
 from recipes.checkpoints.hub import resolve_dataset_revision
 from recipes.policy import AnySuite, Policy
@@ -40,18 +41,15 @@ _LOCAL = ("folder", "builtin")  # sources whose questions are laid out by `plan`
 BUILTIN_CALIBRATION = Path(recipes.__file__).parent / "calibration" / "general.jsonl"
 
 
-@dataclass(frozen=True)
-class KnownQuestions:
+class KnownQuestions(Record):
     """What is known of a suite's questions before a run lays them out."""
 
-    # That are asked at most; None where only laying out would show.
-    questions: int | None
-    clusters: int | None  # of these, if the suite has clusters
+    questions: int | None = Field(
+        description="that are asked at most; None where only laying out would show"
+    )
+    clusters: int | None = Field(description="of these, if the suite has clusters")
     logged: LoggedAnswers | None = None
-    remarks: list[str] = field(default_factory=list)  # that laying out made
-
-
-_KNOWN = TypeAdapter(KnownQuestions)
+    remarks: list[str] = Field([], description="that laying out made")
 
 
 @dataclass
@@ -103,7 +101,7 @@ class SourceResolver:
                 clusters = source.clusters
                 if clusters is not None:
                     clusters = clusters_asked(clusters, source.questions, suite.questions)
-                known = KnownQuestions(source.questions, clusters)
+                known = KnownQuestions(questions=source.questions, clusters=clusters)
             self._known[asked] = known
         return self._known[asked]
 
@@ -124,18 +122,18 @@ class SourceResolver:
         is_own = type(kind_of(suite)).__module__.startswith("eval_gates.")
         if is_own and not untrusted_reason(file.parent.parent, file.parent, file):
             with suppress(OSError, ValueError):
-                known = _KNOWN.validate_json(read_regular(file, MAX_RECORD_BYTES))
+                known = read_record(file, KnownQuestions)
                 for remark in known.remarks:
                     self._remarks.note(remark)
                 return known
         said = _Notes()
-        known = replace(self._lay_out(suite, source, said), remarks=said.notes)
+        known = self._lay_out(suite, source, said).model_copy(update={"remarks": said.notes})
         for remark in said.notes:
             self._remarks.note(remark)
         if is_own:
             with suppress(OSError):  # such as a home that is read-only
                 file.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(file, _KNOWN.dump_json(known).decode())
+                write_atomically(file, known.model_dump_json())
         return known
 
     def _lay_out(self, suite: AnySuite, source: SuiteSource, said: Progress) -> KnownQuestions:
@@ -155,7 +153,7 @@ class SourceResolver:
         number = source.questions
         if number is not None:
             number -= len(questions) - len(apart)
-        return KnownQuestions(number, clusters, logged)
+        return KnownQuestions(questions=number, clusters=clusters, logged=logged)
 
     def faults(self, policy: Policy) -> Iterator[PrepareError]:
         """Yield why suites have no valid questions."""

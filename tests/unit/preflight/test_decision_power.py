@@ -65,7 +65,7 @@ def test_a_log_that_has_the_kind_is_counted() -> None:
     """In a log of 40 sessions, all with calls, half of them were assumed, and plan refused."""
     policy = policy_of("calls", sessions=None)
     counted = {"agents": 40}
-    logs = {"agents": LoggedAnswers({"calls": 1.0}, [0.0] * 40)}
+    logs = {"agents": LoggedAnswers(shares={"calls": 1.0}, empty=[0.0] * 40)}
     check_power(policy, RECIPES, counted, LEVEL, logs)
     _, gate = policy_power(policy, RECIPES, counted, LEVEL, logs)
     assert gate.units == 40
@@ -82,7 +82,7 @@ def test_a_log_that_has_the_kind_is_counted() -> None:
 @pytest.mark.parametrize(("empty", "passes"), [(0.9, False), (0.5, True)])
 def test_a_log_in_which_empty_answers_would_do_is_told(empty: float, passes: bool) -> None:
     """A margin of 20 points reaches down to an answer that neither calls nor declines."""
-    logs = {"agents": LoggedAnswers({}, [empty] * 300)}
+    logs = {"agents": LoggedAnswers(shares={}, empty=[empty] * 300)}
     suite, _ = policy_power(policy_of("calls"), RECIPES, {"agents": 300}, LEVEL, logs)
     assert suite.passes is not None
     assert (suite.passes > 0.9) is passes
