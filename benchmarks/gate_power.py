@@ -30,7 +30,7 @@ from scipy.stats import binom, binomtest, multinomial
 
 from eval_gates.statistics.bound import counted_bounds, p_value
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.looks import Look, find, planned_looks
+from eval_gates.statistics.looks import Look, findings, first_decided, planned_looks
 
 Values = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Values]
@@ -118,7 +118,8 @@ class Replay:
         """Return whether the gate passes; `whole` by the gate's own function."""
         if whole:
             scores = before.tolist(), after.tolist()
-            return find(*scores, self.comparison, self.alpha, len(before)).state == "pass"
+            every_look = findings(*scores, self.comparison, self.alpha, len(before))
+            return first_decided(every_look).state == "pass"
         values = after - self.comparison.weight * before
         looks = planned_looks(len(values), self.comparison.margin)
         return any(self._p_value(values[: look.n]) < self.alpha * look.share for look in looks)
@@ -224,7 +225,7 @@ def compare_rules(runs: int) -> list[dict[str, object]]:
         for _ in range(runs):
             change = losing(loss, flips)(generator, n)
             before, after = (change < 0).astype(float), (change > 0).astype(float)
-            found = find(before, after, Comparison.points(0.01), LEVEL, n)  # type: ignore[arg-type]
+            found = first_decided(findings(before, after, Comparison.points(0.01), LEVEL, n))  # type: ignore[arg-type]
             lost, gained = int(before.sum()), int(after.sum())
             p = binomtest(lost, lost + gained, alternative="greater").pvalue
             counts["gate passes"] += found.state == "pass"

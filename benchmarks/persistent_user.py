@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from eval_gates.quality_gate import Scores, judge_scores
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.looks import find
+from eval_gates.statistics.looks import findings, first_decided
 from pipeline.stages.attempts import AttemptLedger, Counted, Trial, trial_of
 from prepare.errors import UsageError
 from prepare.store import Store
@@ -108,12 +108,14 @@ def suspicious_passes(replays: int) -> dict[str, float]:
                 full_baseline=float(before.mean()),
                 cut_off=cut_off,
             )
-            finding = find(
-                before.astype(float).tolist(),
-                after.astype(float).tolist(),
-                Comparison.points(0.05),
-                0.025,
-                1_000,
+            finding = first_decided(
+                findings(
+                    before.astype(float).tolist(),
+                    after.astype(float).tolist(),
+                    Comparison.points(0.05),
+                    0.025,
+                    1_000,
+                )
             )
             passed[name] += judge_scores(finding, scores).verdict == "pass"
     return {name: count / replays for name, count in passed.items()}

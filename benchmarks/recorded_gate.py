@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from eval_gates.statistics.bound import mean_bounds
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.looks import find, planned_looks
+from eval_gates.statistics.looks import findings, first_decided, planned_looks
 from pipeline.preflight.chances import chances
 from pipeline.preflight.power import ENGINE_FLIPS, LIKELY
 
@@ -65,7 +65,7 @@ def draw_record(world: World, draw: np.random.Generator) -> Scores:
     while True:
         source = (draw.random(world.questions) < world.score).astype(float)
         variant = flipped(source, world.flips, draw)
-        passed = find(source, variant, comparison, ALPHA, world.questions)
+        passed = first_decided(findings(source, variant, comparison, ALPHA, world.questions))
         if passed.state == "pass":
             looks = planned_looks(world.questions, world.margin)
             return variant[: looks[passed.number - 1].n]

@@ -83,21 +83,6 @@ def min_unchanged_values(margin: float, alpha: float) -> int:
     return least if share == 1 else min_identical_values(margin, alpha * share)
 
 
-def find(
-    before: Sequence[float],
-    after: Sequence[float],
-    comparison: Comparison,
-    alpha: float,
-    planned: int,
-    own: Sequence[float] | None = None,
-    *,
-    can_pass: bool = True,
-) -> Finding:
-    """Return the deciding or last of :func:`findings`, as benchmarks replay a gate."""
-    looks = findings(before, after, comparison, alpha, planned, own, can_pass=can_pass)
-    return first_decided(looks)
-
-
 def first_decided(looks: Iterable[Finding]) -> Finding:
     """Return the first finding that decides, or the last."""
     finding = None

@@ -151,9 +151,9 @@ class CodeKind(GeneratingKind[Code]):
     def check_machine(self, task: Code) -> None:
         check_sandbox()
 
-    def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
+    def count(self, suite: Suite, identity: QuestionSource) -> int | None:
         problems = getattr(suite, "problems", None)
-        return len(problems) if problems else super().count(suite, identity, folder)
+        return len(problems) if problems else super().count(suite, identity)
 
 
 def lay_out(task: CodeTask, problems: list[Problem], benchmark: str) -> list[Question]:

@@ -138,9 +138,6 @@ class Decisions(SuiteKind[DecisionsTask]):
             )
         return questions
 
-    def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
-        return len(self._known(suite, identity, folder))
-
     def logged_answers(
         self, task: DecisionsTask, questions: Sequence[Question], order: QuestionOrder
     ) -> LoggedAnswers | None:
@@ -154,35 +151,19 @@ class Decisions(SuiteKind[DecisionsTask]):
                 answered.append((question, decision))
         if not answered:
             return None  # requests without their answers
-        shares = dict[str, float]()
         gates: Sequence[tuple[str, KindGate]] = ()
         if isinstance(task, Suite):
             gates = gates_of(task)
+        shares = dict[str, float]()
         for kind, gate in gates:
-            name = gate_name("", kind, gate)
-            if not kind:
-                on_rung = {one.cluster for one in questions if one.group == gate.group}
-                shares[name] = len(on_rung) / len({one.cluster for one in questions})
-                continue
-            all_sessions = {question.cluster for question, _ in answered}
-            about = {
-                question.cluster
-                for question, decision in answered
-                if question.group == gate.group and keeps(kind) in kept_kinds(decision, decision)
-            }
-            shares[name] = len(about) / len(all_sessions)
-        empty = defaultdict[str, list[bool]](list)
-        for question, decision in answered:
-            if question.group == AS_LOGGED:
-                empty[question.cluster].append(decision == TurnDecision())
-        by_session = [sum(turns) / len(turns) for turns in empty.values()]
-        return LoggedAnswers(shares=shares, empty=by_session)
-
-    def _known(
-        self, suite: Suite, identity: QuestionSource, folder: Path | None
-    ) -> list[tuple[Turn, str, list[str]]]:
-        assert isinstance(suite, DecisionsTask)
-        return _asked(self._turns(identity, folder), suite)
+            if kind:
+                sessions = {question.cluster for question, _ in answered}
+                about = _sessions_about(answered, kind, gate)
+            else:  # all decisions at a number of tools
+                sessions = {question.cluster for question in questions}
+                about = {question.cluster for question in questions if question.group == gate.group}
+            shares[gate_name("", kind, gate)] = len(about) / len(sessions)
+        return LoggedAnswers(shares=shares, empty=_empty_by_session(answered))
 
     def _turns(self, identity: QuestionSource, folder: Path | None) -> list[Turn]:
         return read_turns(self.read(identity, folder), carried_tools())[0]
@@ -417,6 +398,26 @@ def _logged_decision(turn: Turn) -> TurnDecision | None:
     ]
     reply, _ = _without_thoughts(Reply(turn.answer["content"]))
     return read_decision(reply.text, calls, set(map(tool_name, turn.tools)))
+
+
+def _sessions_about(
+    answered: Sequence[tuple[Question, TurnDecision]], kind: str, gate: KindGate
+) -> set[str]:
+    """Return the sessions with a turn that a gate on that kind is about."""
+    return {
+        question.cluster
+        for question, decision in answered
+        if question.group == gate.group and keeps(kind) in kept_kinds(decision, decision)
+    }
+
+
+def _empty_by_session(answered: Sequence[tuple[Question, TurnDecision]]) -> list[float]:
+    """Return by session the share of its turns as logged that an empty answer decides alike."""
+    sessions = defaultdict[str, list[bool]](list)
+    for question, decision in answered:
+        if question.group == AS_LOGGED:
+            sessions[question.cluster].append(decision == TurnDecision())
+    return [sum(turns) / len(turns) for turns in sessions.values()]
 
 
 class _Written(NamedTuple):

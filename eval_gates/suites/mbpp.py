@@ -199,11 +199,16 @@ class Mbpp(CodeKind[MbppTask]):
             return QuestionSource(kind="packages", environment=lookup.environment), None
         return super()._identify(source, suite, lookup)
 
-    def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
-        counted = super().count(suite, identity, folder)
-        if not _asks_humaneval(suite) or getattr(suite, "problems", None):
+    def count(self, suite: Suite, identity: QuestionSource) -> int | None:
+        counted = super().count(suite, identity)
+        if identity.kind == "packages":  # has HumanEval's alone
+            counted = counted or 0
+        if counted is None or getattr(suite, "problems", None):
             return counted
-        return humaneval.PROBLEMS + (counted or 0)
+        return counted + self.besides(suite)
+
+    def besides(self, suite: Suite) -> int:
+        return humaneval.PROBLEMS if _asks_humaneval(suite) else 0
 
     def known_questions(self, task: MbppTask, order: QuestionOrder) -> list[Question]:
         rows = self.read(order.source, order.folder)

@@ -189,10 +189,6 @@ class NeedlesKind(TextKind[NeedlesTask]):
     def metric(self, task: NeedlesTask, laid_out: str | None) -> str:
         return "recall"
 
-    def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int:
-        task = NeedlesTask.model_validate(suite.model_dump(include=set(NeedlesTask.model_fields)))
-        return len(task.lengths) * task.cases
-
     def fit(
         self, name: str, task: NeedlesTask, max_length: int, note: Callable[[str], None]
     ) -> NeedlesTask:

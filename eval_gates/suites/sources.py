@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
-from eval_gates.suites.json_lines import READ, data_lines, find_files, read_rows
+from eval_gates.suites.json_lines import READ, find_files, read_rows
 from prepare.digest import digest_json
 from prepare.errors import EvaluationDataError, UsageError, raise_as
 from prepare.record import SparseRecord
@@ -61,7 +61,7 @@ class SuiteSource:
 
     identity: QuestionSource  # part of the stage's key
     folder: Path | None = None  # not part of it
-    questions: int | None = None  # with copies; None where only laying out would show
+    questions: int | None = None  # None where only laying out would show
     clusters: int | None = None  # of the packages'
 
 
@@ -168,7 +168,7 @@ class SourcedKind:
                 "(docs/how-to/suites.md has the keys)",
             )
         identity = self._folder_identity(place, lookup)
-        return SuiteSource(identity, place, self.count(suite, identity, place))
+        return SuiteSource(identity, place, self.count(suite, identity))
 
     def _check_folder(self, name: str, suite: Suite, folder: Path) -> None:
         """Raise EvaluationDataError if a folder that the user gave has no file for the suite."""
@@ -192,17 +192,15 @@ class SourcedKind:
         digest = digest_json([[path.name, lookup.digest_of(path)] for path in files])
         return QuestionSource(kind="folder", digest=digest)
 
-    def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
-        """Return the number of questions, copies included, if known without laying out."""
-        if identity.kind == "hub":
-            return self.hub.questions if self.hub else None
-        if identity.kind == "packages":
-            return self.packaged
-        files = self.local_files(suite, identity, folder)
-        number = sum(1 for path in files for line in data_lines(path) if line.strip())
-        if not number:
-            raise _no_questions(files, folder)
-        return number
+    def count(self, suite: Suite, identity: QuestionSource) -> int | None:
+        """Return the number of questions, if it is known without laying them out."""
+        if identity.kind == "hub" and self.hub is not None:
+            return self.hub.questions
+        return self.packaged if identity.kind == "packages" else None
+
+    def besides(self, suite: Suite) -> int:
+        """Return how many questions are asked besides those of a source's files."""
+        return 0
 
     def read(
         self, source: QuestionSource, folder: Path | None, *, examples: bool = False
@@ -256,7 +254,7 @@ class SourcedKind:
         if identity is None:
             return None
         clusters = self.packaged_clusters(suite) if identity.kind == "packages" else None
-        return SuiteSource(identity, folder, self.count(suite, identity, folder), clusters)
+        return SuiteSource(identity, folder, self.count(suite, identity), clusters)
 
     def _identify(
         self, source: str, suite: Suite, lookup: SourceLookup

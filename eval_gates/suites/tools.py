@@ -100,11 +100,11 @@ class Tools(TextKind[ToolsTask]):
     scores_empty = True
     stops = {"completion": ["\n\n", "\nuser:"]}  # noqa: RUF012
 
-    def count(self, suite: Suite, identity: QuestionSource, folder: Path | None) -> int | None:
+    def count(self, suite: Suite, identity: QuestionSource) -> int | None:
         categories: list[str] = getattr(suite, "categories", [])
         if identity.kind == "packages" and categories:
             return sum(CATEGORIES[name] for name in categories)
-        return super().count(suite, identity, folder)
+        return super().count(suite, identity)
 
     def packaged_clusters(self, suite: Suite) -> int | None:
         categories: list[str] = getattr(suite, "categories", [])

@@ -5,29 +5,22 @@ A source is plain data that identifies its content, as a part of stage keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from pydantic import Field
-
 import recipes
-from eval_gates.clusters import labels_of, repeated_field, whole_end
-from eval_gates.question_set import judged_apart, shuffle
-from eval_gates.rows import Question
+from eval_gates.clusters import repeated_field
 from eval_gates.suites.json_lines import question_files, read_rows
 from eval_gates.suites.sources import QuestionSource, SuiteSource
-from eval_gates.suites.suite_kind import LoggedAnswers, QuestionOrder, kind_of
-from pipeline.stages.questions import QUESTION_SEED, QUESTIONS, QuestionsResult
+from eval_gates.suites.suite_kind import LoggedAnswers, kind_of
+from pipeline.plan.known_questions import KnownQuestions, find_known
+from pipeline.stages.questions import QuestionsResult
 from prepare.digest import FileDigests, digest_json
 from prepare.errors import EvaluationDataError, HubError, PrepareError, UsageError
-from prepare.events import NullProgress, Progress
-from prepare.private_files import untrusted_reason, write_atomically
-from prepare.record import Record
-from prepare.untrusted import read_record
+from prepare.events import Progress
 from prepare.user_path import user_path
 from recipes.checkpoints.hub import resolve_dataset_revision
 from recipes.policy import AnySuite, Policy
@@ -36,20 +29,7 @@ from recipes.quantizers.calibration import form_of
 from recipes.schema import CalibrationLimit
 
 _MAX_NAMES = 20
-KNOWN_VERSION = 1  # of what is remembered of local questions
-_LOCAL = ("folder", "builtin")  # sources whose questions are laid out by `plan`, too
 BUILTIN_CALIBRATION = Path(recipes.__file__).parent / "calibration" / "general.jsonl"
-
-
-class KnownQuestions(Record):
-    """What is known of a suite's questions before a run lays them out."""
-
-    questions: int | None = Field(
-        description="that are asked at most; None where only laying out would show"
-    )
-    clusters: int | None = Field(description="of these, if the suite has clusters")
-    logged: LoggedAnswers | None = None
-    remarks: list[str] = Field([], description="that laying out made")
 
 
 @dataclass
@@ -66,7 +46,7 @@ class SourceResolver:
     _revisions: dict[str, str | None] = field(default_factory=dict, init=False)
     _suites: dict[str, SuiteSource] = field(default_factory=dict, init=False)
     _known: dict[str, KnownQuestions] = field(default_factory=dict, init=False)
-    _remarks: _Remarks = field(default_factory=lambda: _Remarks(), init=False)
+    _noted: set[str] = field(default_factory=set, init=False)  # remarks on local questions
 
     def __post_init__(self) -> None:
         if self.eval_data is not None and not self.eval_data.is_dir():
@@ -95,65 +75,8 @@ class SourceResolver:
         asked = f"{name} {suite.model_dump_json()}"
         if asked not in self._known:
             source = self.suite(name, suite)
-            if source.identity.kind in _LOCAL:
-                known = self._remembered(name, suite, source)
-            else:
-                clusters = source.clusters
-                if clusters is not None:
-                    clusters = clusters_asked(clusters, source.questions, suite.questions)
-                known = KnownQuestions(questions=source.questions, clusters=clusters)
-            self._known[asked] = known
+            self._known[asked] = find_known(suite, source, self.digests.cache_file.parent)
         return self._known[asked]
-
-    def _remembered(self, name: str, suite: AnySuite, source: SuiteSource) -> KnownQuestions:
-        """Return what is known of a local source, as an earlier command laid it out, if one did.
-
-        Else every command would lay out again, which takes seconds. A plug-in's code may change.
-        """
-        self._remarks.suite = name
-        made = [
-            KNOWN_VERSION,
-            QUESTIONS.revision,
-            suite.model_dump(mode="json"),
-            str(source.folder),
-        ]
-        key = digest_json([*made, source.identity.model_dump(mode="json"), source.questions])
-        file = self.digests.cache_file.parent / "known-questions" / f"{key}.json"
-        is_own = type(kind_of(suite)).__module__.startswith("eval_gates.")
-        if is_own and not untrusted_reason(file.parent.parent, file.parent, file):
-            with suppress(OSError, ValueError):
-                known = read_record(file, KnownQuestions)
-                for remark in known.remarks:
-                    self._remarks.note(remark)
-                return known
-        said = _Notes()
-        known = self._lay_out(suite, source, said).model_copy(update={"remarks": said.notes})
-        for remark in said.notes:
-            self._remarks.note(remark)
-        if is_own:
-            with suppress(OSError):  # such as a home that is read-only
-                file.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(file, known.model_dump_json())
-        return known
-
-    def _lay_out(self, suite: AnySuite, source: SuiteSource, said: Progress) -> KnownQuestions:
-        """Return what is left of a local source's questions when copies are left out."""
-        kind = kind_of(suite)
-        files: Sequence[Path] = ()
-        if source.folder is not None:
-            files = kind.folder_files(source.folder)
-        with TemporaryDirectory() as made:
-            order = QuestionOrder(source.identity, source.folder, Path(made), said)
-            questions = kind.known_questions(suite, order)
-            apart = judged_apart(kind, questions, files, suite.cluster_by, said.note)
-            asked = _limited(shuffle(apart, QUESTION_SEED), suite.questions)
-            logged = kind.logged_answers(suite, asked, order)
-        clusters = len({question.cluster for question in asked}) if suite.cluster_by else None
-        # A kind may ask questions besides those of its files.
-        number = source.questions
-        if number is not None:
-            number -= len(questions) - len(apart)
-        return KnownQuestions(questions=number, clusters=clusters, logged=logged)
 
     def faults(self, policy: Policy) -> Iterator[PrepareError]:
         """Yield why suites have no valid questions."""
@@ -179,10 +102,14 @@ class SourceResolver:
 
         A run notes it when it lays the questions out. The files are valid (:meth:`faults`).
         """
+        suites = defaultdict[str, list[str]](list)
         for name, suite in policy.suites.items():
-            self.known(name, suite)
-        for remark in self._remarks.take():
-            self.note(remark)
+            for remark in self.known(name, suite).remarks:
+                suites[remark].append(name)
+        new = [remark for remark in suites if remark not in self._noted]
+        for remark in new:
+            self.note(f"{', '.join(suites[remark])}: {remark}")
+        self._noted.update(new)
 
     def note_unread(self, policy: Policy) -> None:
         """Note the names of the folder's files that no suite reads."""
@@ -280,49 +207,6 @@ class SourceResolver:
         used = wanted.model_copy(update={"dataset": name})
         form = form_of(file, where)
         return used, {"file": self.digests.digest(file), "form": form}, file
-
-
-class _Notes(NullProgress):
-    """Keeps notes."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
-class _Remarks:
-    """What laying out local questions said of suites, each thing once."""
-
-    def __init__(self) -> None:
-        self.suite = ""  # that is laid out now
-        self._suites: dict[str, list[str]] = {}  # by what was said of them
-        self._taken: set[str] = set()
-
-    def note(self, text: str) -> None:
-        suites = self._suites.setdefault(text, [])
-        if self.suite not in suites:
-            suites.append(self.suite)
-
-    def take(self) -> list[str]:
-        """Return what was not taken before."""
-        new = [text for text in self._suites if text not in self._taken]
-        self._taken.update(new)
-        return [f"{', '.join(self._suites[text])}: {text}" for text in new]
-
-
-def _limited(questions: Sequence[Question], limit: int | None) -> Sequence[Question]:
-    """Return the questions that are asked of these, in their order: whole clusters."""
-    labels = labels_of(questions)
-    return questions[: whole_end(labels, min(limit or len(questions), len(questions)))]
-
-
-def clusters_asked(clusters: int, questions: int | None, limit: int | None) -> int:
-    """Return how many clusters so many questions are, where the clusters are alike."""
-    if questions is None or limit is None or limit >= questions:
-        return clusters
-    return max(1, round(clusters * limit / questions))
 
 
 def _same_questions(

@@ -20,7 +20,7 @@ from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.stopping import comparison_of
 from eval_gates.suites.decision_task import gate_name, gates_of
 from eval_gates.suites.suite_kind import LoggedAnswers, SuiteKind, kind_of
-from pipeline.plan.data_sources import clusters_asked
+from pipeline.plan.known_questions import clusters_asked
 from pipeline.plan.recorded_arm import RecordedArm
 from pipeline.preflight.chances import (
     Chances,

@@ -261,8 +261,9 @@ class TestSuite:
         """In an interpreter that has not got the package on its path."""
         suite = read_policy(tmp_path, kind="sums").suites["adding"]
         digests = FileDigests(tmp_path / "digests.json")
-        source = SourceResolver(None, "e", digests, Listener()).suite("adding", suite)
-        assert source.questions == 3
+        sources = SourceResolver(None, "e", digests, Listener())
+        source = sources.suite("adding", suite)
+        assert sources.known("adding", suite).questions == 3
         asked = QuestionsParameters(suite=suite, source=source.identity, seed=1)
         assert asked.suite.model_dump() == {
             "kind": "sums",

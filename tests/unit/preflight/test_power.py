@@ -12,7 +12,7 @@ import pytest
 from eval_gates.speed.rules import SpeedRule
 from eval_gates.statistics.assay_sensitivity import check_sensitivity
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.looks import find
+from eval_gates.statistics.looks import findings, first_decided
 from eval_gates.statistics.multiplicity import gate_level
 from pipeline.preflight.chances import GatePower, chance_of_sensitivity, chances, format_chance
 from pipeline.preflight.power import (
@@ -47,7 +47,9 @@ def replay(
     for _ in range(runs):
         change = draw.choice([-1, 0, 1], size=n, p=chance)
         before = np.where(change == 0, draw.random(n) < 0.5, change < 0).astype(float)
-        found = find(before.tolist(), (before + change).tolist(), comparison, 0.025, n)
+        found = first_decided(
+            findings(before.tolist(), (before + change).tolist(), comparison, 0.025, n)
+        )
         passed += found.state == "pass"
         failed += found.state == "fail"
     return passed / runs, failed / runs
@@ -216,7 +218,10 @@ def test_few_flips_are_not_normal() -> None:
     for _ in range(120):
         change = generator.choice([-1, 0, 1], size=600, p=[0.0115, 0.98, 0.0085])
         before, after = (change < 0).astype(float), (change > 0).astype(float)
-        passed += find(before.tolist(), after.tolist(), comparison, 0.025, 600).state == "pass"
+        passed += (
+            first_decided(findings(before.tolist(), after.tolist(), comparison, 0.025, 600)).state
+            == "pass"
+        )
     assert told.passes == pytest.approx(passed / 120, abs=0.07)
     assert chances(comparison, 0.025, 600, flips=0.0, loss=0.0).passes == 1
 

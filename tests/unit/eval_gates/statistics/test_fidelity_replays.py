@@ -13,7 +13,7 @@ import pytest
 
 from eval_gates.statistics.bound import p_value
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.looks import find, planned_looks
+from eval_gates.statistics.looks import findings, first_decided, planned_looks
 
 REPLAYS = 200
 BASELINE, BROKEN, BROKEN_SHARE = 0.989, 0.15, 0.1  # mean shares of tokens kept
@@ -68,5 +68,5 @@ def test_the_replayed_decision_is_the_gates() -> None:
     before, after = cluster_means(np.random.default_rng(1), 60, 0.99)
     values = [b - a for a, b in zip(before, after, strict=True)]
     for margin in (0.05, 0.5):
-        finding = find(before, after, Comparison.points(margin), 0.05, 60)
+        finding = first_decided(findings(before, after, Comparison.points(margin), 0.05, 60))
         assert (finding.state == "pass") == passes(values, margin, 0.05)

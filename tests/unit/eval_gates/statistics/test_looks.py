@@ -13,7 +13,7 @@ from scipy.stats import binom
 
 from eval_gates.statistics.bound import counted_bounds, mean_bounds
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.looks import Look, find, planned_looks
+from eval_gates.statistics.looks import Look, findings, first_decided, planned_looks
 
 TWO = Comparison.points(0.02)
 
@@ -36,22 +36,22 @@ def test_places_and_shares() -> None:
 def test_a_clear_result_takes_a_sixteenth_where_the_margin_is_wide() -> None:
     """3,511 questions are three times too many for two points and few flips."""
     before, after = binary(14_042, 30, 30)
-    assert find(before, after, TWO, 0.025, 14_042).n == 878
-    assert find(before, after, Comparison.points(0.01), 0.025, 14_042).n == 3_511
+    assert first_decided(findings(before, after, TWO, 0.025, 14_042)).n == 878
+    assert first_decided(findings(before, after, Comparison.points(0.01), 0.025, 14_042)).n == 3_511
 
 
 def test_an_early_look_decides_and_later_answers_change_nothing() -> None:
     before, after = binary(4000, 8, 8)
-    found = find(before, after, TWO, 0.05, 4000)
+    found = first_decided(findings(before, after, TWO, 0.05, 4000))
     assert (found.state, found.number, found.n) == ("pass", 1, 1000)
     spoilt = after[:1000] + [0.0] * 3000
-    assert find(before, spoilt, TWO, 0.05, 4000) == found
-    assert find(before[:1000], after[:1000], TWO, 0.05, 4000) == found
+    assert first_decided(findings(before, spoilt, TWO, 0.05, 4000)) == found
+    assert first_decided(findings(before[:1000], after[:1000], TWO, 0.05, 4000)) == found
 
 
 def test_the_bound_is_at_the_looks_share() -> None:
     before, after = binary(4000, 8, 8)
-    found = find(before, after, TWO, 0.05, 4000)
+    found = first_decided(findings(before, after, TWO, 0.05, 4000))
     values = [a - b for a, b in zip(after[:1000], before[:1000], strict=True)]
     assert found.lower == mean_bounds(values, 0.005).lower
     assert found.level == pytest.approx(0.005)
@@ -59,13 +59,15 @@ def test_the_bound_is_at_the_looks_share() -> None:
 
 def test_fewer_answers_than_the_first_look_are_refused() -> None:
     with pytest.raises(ValueError, match="first look"):
-        find([1.0] * 999, [1.0] * 999, TWO, 0.05, 4000)
+        first_decided(findings([1.0] * 999, [1.0] * 999, TWO, 0.05, 4000))
 
 
 def test_an_insensitive_gate_only_fails() -> None:
     same = [1.0] * 4000
-    assert find(same, same, TWO, 0.05, 4000, can_pass=False).state == "open"
-    assert find(same, [0.0] * 4000, TWO, 0.05, 4000, can_pass=False).state == "fail"
+    assert first_decided(findings(same, same, TWO, 0.05, 4000, can_pass=False)).state == "open"
+    assert (
+        first_decided(findings(same, [0.0] * 4000, TWO, 0.05, 4000, can_pass=False)).state == "fail"
+    )
 
 
 def test_answers_that_fit_any_question_do_not_pass() -> None:
@@ -73,7 +75,8 @@ def test_answers_that_fit_any_question_do_not_pass() -> None:
     elsewhere = [0.0] * 200
     wide = Comparison.points(0.1)
     fitting, unfitting = (
-        find(same, same, wide, 0.05, 400, own) for own in ([0.2] * 200, elsewhere)
+        first_decided(findings(same, same, wide, 0.05, 400, own))
+        for own in ([0.2] * 200, elsewhere)
     )
     assert (fitting.state, fitting.n, unfitting.state) == ("pass", 100, "open")
     assert fitting.own == mean_bounds([0.2] * 50, 0.005).lower
@@ -92,7 +95,7 @@ def test_p_value_says_whether_it_passes(
     lost: int, gained: int, alpha: float, kind: Comparison
 ) -> None:
     before, after = binary(300, lost, gained)
-    found = find(before, after, kind, alpha, 300)
+    found = first_decided(findings(before, after, kind, alpha, 300))
     if found.state == "pass":
         assert found.p_value <= alpha * 1.001
     if found.state == "open":
@@ -114,7 +117,9 @@ def test_level_at_the_margin(comparison: Comparison, lose: float, gain: float) -
     for _ in range(runs):
         drawn = generator.choice([-1, 0, 1], size=n, p=[lose, 1 - lose - gain, gain])
         before = np.where(drawn == 1, 0.0, 1.0)
-        found = find(before.tolist(), (before + drawn).tolist(), comparison, alpha, n)
+        found = first_decided(
+            findings(before.tolist(), (before + drawn).tolist(), comparison, alpha, n)
+        )
         passed += found.state == "pass"
     assert passed / runs <= alpha + 2 * np.sqrt(alpha * (1 - alpha) / runs)
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.looks import find, planned_looks
+from eval_gates.statistics.looks import findings, first_decided, planned_looks
 
 QUESTIONS = 256
 MARGIN = 0.1
@@ -27,7 +27,7 @@ def record(draw: np.random.Generator) -> Scores:
     while True:
         source = (draw.random(QUESTIONS) < 0.7).astype(float)
         variant = flipped(source, 0.06, draw)
-        passed = find(source, variant, POINTS, ALPHA, QUESTIONS)
+        passed = first_decided(findings(source, variant, POINTS, ALPHA, QUESTIONS))
         if passed.state == "pass":
             return variant[: planned_looks(QUESTIONS, MARGIN)[passed.number - 1].n]
 
@@ -39,7 +39,7 @@ def share(state: str, loss: float) -> float:
         then = record(draw)
         lost = draw.random(then.size) < loss / then.mean()
         now = flipped(np.where(lost, 0.0, then), 0.01, draw)
-        ends += find(then, now, POINTS, ALPHA, then.size).state == state
+        ends += first_decided(findings(then, now, POINTS, ALPHA, then.size)).state == state
     return ends / REPLAYS
 
 

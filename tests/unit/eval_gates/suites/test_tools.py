@@ -23,8 +23,8 @@ def test_the_number_of_cases_is_known_before_they_are_read() -> None:
         Tools.policy(margins=MARGINS, categories=names)
         for names in ([], ["simple_java", "multiple"])
     )
-    assert Tools().count(every, packages, None) == 3_641
-    assert Tools().count(few, packages, None) == 300
+    assert Tools().count(every, packages) == 3_641
+    assert Tools().count(few, packages) == 300
 
 
 def test_live_cases_share_their_functions() -> None:
