@@ -96,7 +96,7 @@ def judge_quality(
         shuffled_score=0.0 if after[0].unrelated is None else mean_of(after, "unrelated"),
         cut_off=0.0 if lengths is None or kind.reads_cut_off else lengths.truncated,
         max_gain=suite.max_gain,
-        lost_groups=find_lost_groups(rule.comparison, rule.alpha, old, new, kind.part_of)
+        lost_groups=find_lost_groups(rule.comparison, rule.alpha, kind.partitions(old, new))
         if finding.is_inside
         else (),
         is_lost_by_question=rule.comparison.is_lost_by_question(

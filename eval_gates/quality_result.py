@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from pydantic import Field
 
 from eval_gates.depth import DepthReport
 from eval_gates.gate_result import GateResult, format_percent
-from eval_gates.rows import Answer
+from eval_gates.statistics.parts import Part
 from prepare.record import Record
 
 KEPT_SHARE = "kept_share"
@@ -17,6 +17,11 @@ KEPT_SHARE = "kept_share"
 
 SAME_DECISION = "same_decision"
 """Metric of agents' turns: the share that decides as the baseline's first start."""
+
+
+GroupKind = Literal["part", "tool", "union", "rung"]
+MAX_TOOLS = 5
+"""Tools that a summary lists, those with the largest loss first."""
 
 
 class NoiseFloor(Record):
@@ -35,14 +40,21 @@ class GroupReport(Record):
     """Scores of one subject, or group of subjects, of a suite."""
 
     group: str
-    is_subject: bool = Field(
-        description="a subject, a task of several, or an ability; else subjects together, or a "
+    kind: GroupKind = Field(
+        description="part: a subject, a task of several, or an ability. tool: the turns in which "
+        "the reference calls it, named by its name's digest. union: subjects together. rung: a "
         "number of tools"
     )
-    n: int
+    n: int = Field(description="questions")
     baseline: float = Field(description="mean score, 0 to 1")
     candidate: float = Field(description="mean score, 0 to 1")
     flips: int = Field(description="questions whose score changed")
+
+    @property
+    def words(self) -> str:
+        before = format_percent(self.baseline, 1)
+        after = format_percent(self.candidate, 1)
+        return f"{self.group} {before} to {after} ({self.n:,})"
 
 
 class AnswerLengths(Record):
@@ -146,16 +158,24 @@ class QualityResult(GateResult):
     @property
     def shares(self) -> str:
         if self.metric == SAME_DECISION:
-            parts = [
-                f"{row.group} {format_percent(row.baseline, 1)} to "
-                f"{format_percent(row.candidate, 1)} ({row.n:,})"
-                for row in self.groups
-                if row.is_subject
-            ]
-            return f"by what the baseline does at the turn: {'; '.join(parts)}" if parts else ""
+            return ". ".join(filter(None, [self._by_ability, self._by_tool]))
         counts = self.nats.shares if self.nats is not None else []
         listed = [f"{10 * n} to {10 * n + 10} %: {k}" for n, k in enumerate(counts) if k]
         return f"conversations by share kept: {', '.join(listed)}" if listed else ""
+
+    @property
+    def _by_ability(self) -> str:
+        parts = [row.words for row in self.groups if row.kind == "part"]
+        return f"by what the baseline does at the turn: {'; '.join(parts)}" if parts else ""
+
+    @property
+    def _by_tool(self) -> str:
+        tools = [row for row in self.groups if row.kind == "tool"]
+        tools.sort(key=lambda row: row.candidate - row.baseline)
+        listed = [row.words for row in tools[:MAX_TOOLS]]
+        if len(tools) > MAX_TOOLS:
+            listed.append(f"{len(tools) - MAX_TOOLS} others lose no more")
+        return f"called as by the baseline: {'; '.join(listed)}" if listed else ""
 
     @property
     def by_depth(self) -> str:
@@ -167,30 +187,27 @@ class QualityResult(GateResult):
         return f"by tokens before the answer: {'; '.join(rows)}" if rows else ""
 
 
-def report_groups(
-    baseline: Sequence[Answer],
-    candidate: Sequence[Answer],
-    group_of: Callable[[Answer], str],
-    order: Sequence[str] = (),
-    *,
-    is_subject: bool = True,
+def report_parts(
+    parts: Iterable[Part], kind: GroupKind, order: Sequence[str] = ()
 ) -> list[GroupReport]:
-    """Return mean scores and flips by group.
+    """Return each part's mean scores and flips.
 
-    `order` has the known groups; others follow by name.
+    `order` has the known names; others follow by name.
     """
-    pairs: dict[str, list[tuple[float, float]]] = {}
-    for before, after in zip(baseline, candidate, strict=True):
-        pairs.setdefault(group_of(before), []).append((before.score, after.score))
-    return [
-        GroupReport(
-            group=name,
-            is_subject=is_subject,
-            n=len(pairs[name]),
-            baseline=sum(before for before, _ in pairs[name]) / len(pairs[name]),
-            candidate=sum(after for _, after in pairs[name]) / len(pairs[name]),
-            flips=sum(before != after for before, after in pairs[name]),
-        )
-        for name in [*order, *sorted(pairs.keys() - set(order))]
-        if name in pairs
-    ]
+    by_name = {part.name: part for part in parts}
+    names = [name for name in order if name in by_name]
+    names += sorted(by_name.keys() - set(order))
+    return [_report(by_name[name], kind) for name in names]
+
+
+def _report(part: Part, kind: GroupKind) -> GroupReport:
+    before = [row.score for row in part.before]
+    after = [row.score for row in part.after]
+    return GroupReport(
+        group=part.name,
+        kind=kind,
+        n=len(before),
+        baseline=sum(before) / len(before),
+        candidate=sum(after) / len(after),
+        flips=sum(old != new for old, new in zip(before, after, strict=True)),
+    )

@@ -105,7 +105,7 @@ def curve_figures(number: int, variant: VariantReport) -> list[Figure]:
         name = f"{number}-{place}"
         if len(gate.depths) > 1:
             figures.append(_depth_figure(f"figure-depth-{name}", variant.recipe, gate))
-        if gate.metric == SAME_DECISION and any(not row.is_subject for row in gate.groups):
+        if gate.metric == SAME_DECISION and any(row.kind == "rung" for row in gate.groups):
             figures.append(_tools_figure(f"figure-tools-{name}", variant.recipe, gate))
     return figures
 
@@ -124,7 +124,7 @@ def _depth_figure(name: str, recipe: str, gate: QualityResult) -> Figure:
 
 
 def _tools_figure(name: str, recipe: str, gate: QualityResult) -> Figure:
-    rungs = [row for row in gate.groups if not row.is_subject]
+    rungs = [row for row in gate.groups if row.kind == "rung"]
     return _curve_figure(
         name,
         f"{recipe}: {gate.name}, turns that decide as the baseline by number of tools",

@@ -1,21 +1,19 @@
-"""Parts of a suite that a mean hides: subjects, tasks, or abilities that are lost by themselves."""
+"""Parts of a suite that are shown to be lost by themselves, which a mean hides."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eval_gates.clusters import means
-from eval_gates.rows import Answer
-from eval_gates.statistics.bound import mean_bounds
+from eval_gates.statistics.bound import mean_bounds, min_identical_values
 from eval_gates.statistics.comparison import Comparison
-
-Answers = Sequence[Answer]
+from eval_gates.statistics.parts import Part, Partition
 
 
 @dataclass(frozen=True)
 class LostGroup:
-    """A subject, a task or an ability that is shown to lose more than the margin."""
+    """A subject, a task, an ability or a tool that is shown to lose more than the margin."""
 
     name: str
     n: int  # questions, or clusters
@@ -23,31 +21,48 @@ class LostGroup:
 
 
 def find_lost_groups(
-    comparison: Comparison,
-    alpha: float,
-    before: Answers,
-    after: Answers,
-    part_of: Callable[[Answer], str],
+    comparison: Comparison, alpha: float, partitions: Sequence[Partition]
 ) -> tuple[LostGroup, ...]:
     """Return the parts that fail the comparison by themselves, the worst first.
 
-    A mean of many groups hides one that is lost. The level is divided by their number
-    (Bonferroni), so that a variant that loses the margin everywhere has none in 1 - alpha.
+    The level is divided by the number of partitions, and in each by that of the parts that are
+    large enough to show anything (Bonferroni): a variant that loses the margin everywhere has a
+    lost part in at most alpha of the cases.
     """
-    pairs: dict[str, tuple[list[Answer], list[Answer]]] = {}
-    for old, new in zip(before, after, strict=True):
-        ours, theirs = pairs.setdefault(part_of(old), ([], []))
-        ours.append(old)
-        theirs.append(new)
-    if len(pairs) < 2 or "" in pairs:
-        return ()
-    level = alpha / len(pairs)
-    lost = []
-    for name, sides in pairs.items():
-        scores = [means(rows, "score") for rows in sides]
-        values = comparison.values(scores[0], scores[1])
-        limits = {"lowest": comparison.lowest, "highest": comparison.highest}
-        if mean_bounds(values, level, **limits).upper < comparison.threshold:
-            change = mean_bounds([new - old for old, new in zip(*scores, strict=True)], level)
-            lost.append(LostGroup(name, len(values), -change.upper))
+    told = [parts for parts in partitions if len(parts) > 1]
+    lost = list[LostGroup]()
+    for parts in told:
+        shown = _large_enough(comparison, alpha / len(told), parts)
+        for part in shown:
+            lost += _lost(comparison, alpha / len(told) / len(shown), part)
     return tuple(sorted(lost, key=lambda group: -group.drop))
+
+
+def _large_enough(comparison: Comparison, level: float, parts: Partition) -> list[Part]:
+    """Return the most parts of which each would show that all of it is lost, at its own level.
+
+    This depends on the parts' sizes alone, so it adds no chance of error.
+    """
+    # The part of the values' range below the threshold is as a margin to what is lost whole.
+    below = (comparison.threshold - comparison.lowest) / (comparison.highest - comparison.lowest)
+    by_size = sorted(parts, key=_size, reverse=True)
+    for number in range(len(parts), 0, -1):
+        if _size(by_size[number - 1]) >= min_identical_values(below, level / number):
+            return by_size[:number]
+    return []
+
+
+def _size(part: Part) -> int:
+    return len(means(part.before, "score"))
+
+
+def _lost(comparison: Comparison, level: float, part: Part) -> list[LostGroup]:
+    """Return the part if it is shown to lose more."""
+    before = means(part.before, "score")
+    after = means(part.after, "score")
+    values = comparison.values(before, after)
+    limits = {"lowest": comparison.lowest, "highest": comparison.highest}
+    if mean_bounds(values, level, **limits).upper >= comparison.threshold:
+        return []
+    changes = [new - old for old, new in zip(before, after, strict=True)]
+    return [LostGroup(part.name, len(changes), -mean_bounds(changes, level).upper)]

@@ -7,6 +7,7 @@ what decoding alone changes. Texts stay in the store.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections import defaultdict
@@ -19,10 +20,11 @@ from typing import Any, NamedTuple
 from eval_gates.ask import PLAIN_SAMPLING, Client, Request
 from eval_gates.decisions import TurnDecision, keeps, kept_kinds, read_decision
 from eval_gates.prompt_scores import tokenize
-from eval_gates.quality_result import SAME_DECISION, GroupReport, report_groups
+from eval_gates.quality_result import SAME_DECISION, GroupReport, report_parts
 from eval_gates.replies import choice_of, read_completion, remove_thoughts
 from eval_gates.reply_forms import clean
 from eval_gates.rows import Answer, Question, Reply, Score, ToolCall
+from eval_gates.statistics.parts import Partition, split
 from eval_gates.suites.chat_logs import (
     STEM,
     TEXTS,
@@ -67,6 +69,8 @@ CARRIED_TOOLS = _DATA / "tools.jsonl"
 CHOICES = 5  # first tokens whose log-probabilities are read
 TOKENS_PER_TOOL = 110  # of a carried one, in the widest rendering that was measured
 FRAME_TOKENS = 1_024  # of the conversation, where tools are many
+TOOL = "tool"  # own key of an answer: the label of the tool that the reference calls
+LABEL_DIGITS = 8
 
 
 class Decisions(SuiteKind[DecisionsTask]):
@@ -256,6 +260,8 @@ class Decisions(SuiteKind[DecisionsTask]):
             own["margin"] = margin
         own |= kept_kinds(reference, decision)
         own |= {"called": decision.calls, "declined": decision.declines}
+        if reference.calls:
+            own[TOOL] = tool_label(reference.tool)
         is_unread = bool(stored["is_unread"])
         score = float(decision == reference and not is_unread)
         # An empty answer neither calls nor declines, as the reference may do.
@@ -319,25 +325,61 @@ class Decisions(SuiteKind[DecisionsTask]):
             )
         return task.model_copy(update={"ladder": kept, "max_tools": largest})
 
-    def part_of(self, answer: Answer) -> str:
-        """Return what the reference does at the turn: it calls, declines or answers."""
-        if keeps("calls") in answer.own:
-            return "calls"
-        return "declines" if keeps("declines") in answer.own else "answers"
+    def partitions(
+        self, baseline: Sequence[Answer], candidate: Sequence[Answer]
+    ) -> Sequence[Partition]:
+        """Return the turns by what the reference does, and those with a call by their tool."""
+        return (
+            split(baseline, candidate, _ability),
+            split(_whether_called(baseline), _whether_called(candidate), _tool),
+        )
 
     def groups(self, baseline: Sequence[Answer], candidate: Sequence[Answer]) -> list[GroupReport]:
-        """Return the scores of each ability as logged, and by number of tools on a ladder."""
-        pairs = list(zip(baseline, candidate, strict=True))
-        logged = [(before, after) for before, after in pairs if before.group == AS_LOGGED]
-        before, after = ([pair[side] for pair in logged] for side in (0, 1))
-        reports = report_groups(before, after, self.part_of)
-        names = {row.group for row in baseline} - {AS_LOGGED}
-        if names:
-            order = [AS_LOGGED, *sorted(names, key=lambda name: (len(name), name))]
-            reports += report_groups(
-                baseline, candidate, lambda row: row.group, order, is_subject=False
-            )
+        """Return each ability and each tool as logged, and the numbers of tools on a ladder."""
+        rungs = split(baseline, candidate, lambda row: row.group)
+        reports = list[GroupReport]()
+        for logged in rungs:
+            if logged.name == AS_LOGGED:
+                abilities, tools = self.partitions(logged.before, logged.after)
+                reports += report_parts(abilities, "part")
+                reports += report_parts(tools, "tool")
+        if len(rungs) > 1:
+            names = sorted((part.name for part in rungs), key=_rung_order)
+            reports += report_parts(rungs, "rung", names)
         return reports
+
+
+def tool_label(name: str) -> str:
+    """Return how answers and reports name a tool: names stay in the store."""
+    return f"tool {hashlib.sha256(name.encode()).hexdigest()[:LABEL_DIGITS]}"
+
+
+def _ability(answer: Answer) -> str:
+    """Return what the reference does at the turn: it calls, declines or answers."""
+    if keeps("calls") in answer.own:
+        return "calls"
+    return "declines" if keeps("declines") in answer.own else "answers"
+
+
+def _tool(answer: Answer) -> str:
+    return str(answer.own[TOOL])
+
+
+def _whether_called(answers: Sequence[Answer]) -> list[Answer]:
+    """Return the turns in which the reference calls, scored by whether its tool is called.
+
+    Arguments do not count: what a search is worded like is no loss of the tool.
+    """
+    return [
+        replace(answer, score=float(answer.own[keeps("tool")]))
+        for answer in answers
+        if TOOL in answer.own
+    ]
+
+
+def _rung_order(name: str) -> tuple[bool, int, str]:
+    """Return the place of a number of tools: as logged comes first."""
+    return name != AS_LOGGED, len(name), name
 
 
 @cache

@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from eval_gates.quality_result import GroupReport, report_groups
+from eval_gates.quality_result import GroupReport, report_parts
 from eval_gates.rows import Answer, Question, Reply, Score, choose
+from eval_gates.statistics.parts import split
 from eval_gates.suites.json_lines import TEXT, check_row, read_rows
 from eval_gates.suites.sources import HubQuestions, QuestionSource, Row
 from eval_gates.suites.suite_kind import QuestionOrder, Read, SuiteKind
@@ -209,6 +210,6 @@ class Mmlu(SuiteKind[MmluTask]):
 
         order = (*groups, UNKNOWN_GROUP)
         return [
-            *report_groups(baseline, candidate, group_of, order, is_subject=False),
-            *report_groups(baseline, candidate, lambda row: row.group, tuple(of)),
+            *report_parts(split(baseline, candidate, group_of), "union", order),
+            *report_parts(split(baseline, candidate, lambda row: row.group), "part", tuple(of)),
         ]

@@ -15,8 +15,9 @@ from typing import Any, Generic, TypeVar
 from pydantic import Field, create_model
 
 from eval_gates.ask import Client
-from eval_gates.quality_result import GroupReport, report_groups
+from eval_gates.quality_result import GroupReport, report_parts
 from eval_gates.rows import Answer, AnsweredQuestion, Question, Reply, Score
+from eval_gates.statistics.parts import Partition, split_by_group
 from eval_gates.suites.sources import HubBenchmark, QuestionSource, SourcedKind
 from prepare.errors import PrepareError, UsageError
 from prepare.events import Progress
@@ -218,17 +219,19 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
         """Return how many tokens the answer follows, where known (`eval_gates/depth.py`)."""
         return None
 
-    def part_of(self, answer: Answer) -> str:
-        """Return the subject, task or ability that a baseline's answer shows; '' if none.
+    def partitions(
+        self, baseline: Sequence[Answer], candidate: Sequence[Answer]
+    ) -> Sequence[Partition]:
+        """Return the answers by subject, task or ability, in each way that splits them.
 
-        A variant that loses one of them does not pass.
+        A variant that loses one of these parts does not pass.
         """
-        return answer.group
+        return split_by_group(baseline, candidate)
 
     def groups(self, baseline: Sequence[Answer], candidate: Sequence[Answer]) -> list[GroupReport]:
-        """Return the scores of these parts, if any."""
-        named = all(map(self.part_of, baseline))
-        return report_groups(baseline, candidate, self.part_of) if named else []
+        """Return the scores of these parts, if any, and of others that decide nothing."""
+        partitions = self.partitions(baseline, candidate)
+        return [report for parts in partitions for report in report_parts(parts, "part")]
 
 
 def kind_named(name: str) -> SuiteKind[Any]:

@@ -84,7 +84,7 @@ class JudgeResult(Record):
     )
 
 
-JUDGE = Stage("judge", 27, JudgeParameters, JudgeRuntime, JudgeResult)
+JUDGE = Stage("judge", 28, JudgeParameters, JudgeRuntime, JudgeResult)
 
 
 def policy_digest(judge: StageRecord) -> str:

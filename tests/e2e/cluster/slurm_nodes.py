@@ -13,7 +13,7 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from store_processes import parent_of
@@ -111,17 +111,14 @@ class SlurmNodes:
 
     def kill(self, node: str) -> None:
         """End all that runs on the node with SIGKILL, as if its power were cut."""
+        work = processes_on(node)
+        self.cut_off(node)
+        end(work)
+
+    def cut_off(self, node: str) -> None:
+        """End what speaks for the node, as if its network were cut; its work goes on."""
         self._end(f"slurmd -N {node}", signal.SIGKILL)
-        mark, work, steps = f"SLURMD_NODENAME={node}\0".encode(), [], set()
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if mark in (entry / "environ").read_bytes():
-                    work.append(int(entry.name))
-                    steps.add(parent_of(int(entry.name)))
-        steps = {pid for pid in steps if Path(f"/proc/{pid}/comm").read_text() == "slurmstepd\n"}
-        for pid in (*steps, *work):  # those first that would tell the controller of the others
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        end({pid for pid in map(parent_of, processes_on(node)) if is_step(pid)})
 
     def node_above(self, process: int) -> str:
         """The node on which the process runs."""
@@ -165,6 +162,29 @@ class SlurmNodes:
             process = self._processes.pop(name)
             process.send_signal(number)
             process.wait()
+
+
+def processes_on(node: str) -> list[int]:
+    """Return the processes of jobs on the node."""
+    mark = f"SLURMD_NODENAME={node}\0".encode()
+    work = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (entry / "environ").read_bytes():
+                work.append(int(entry.name))
+    return work
+
+
+def is_step(process: int) -> bool:
+    """Return whether this is Slurm's own process of a job."""
+    return Path(f"/proc/{process}/comm").read_text() == "slurmstepd\n"
+
+
+def end(processes: Iterable[int]) -> None:
+    """End them with SIGKILL."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
 def wait_until(holds: Callable[[], object], seconds: float = 60) -> None:

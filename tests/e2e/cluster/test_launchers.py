@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from quiz_policy import quiz_policy
 from ray_nodes import RayNodes
-from slurm_nodes import SlurmNodes, wait_until
+from slurm_nodes import SlurmNodes, processes_on, wait_until
 from store_processes import left_after
 
 pytestmark = pytest.mark.e2e
@@ -90,6 +90,25 @@ def test_slurm_starts_the_copies_of_a_lost_node_again(slurm: SlurmNodes, tmp_pat
 
     settings = {"slurm": {"flags": ["--cpus-per-task=2", "--time=60"]}}
     store = run_on("slurm", tmp_path, slurm.environment(), settings, lose)
+    check(store)
+
+
+@pytest.mark.timeout(3000)
+def test_slurms_copy_of_a_node_that_was_cut_off_works_next_to_its_successor(
+    slurm: SlurmNodes, tmp_path: Path
+) -> None:
+    """The node has the copy that promotes; its servers stay up, and nobody else sees that."""
+    still_working = []
+
+    def lose() -> None:
+        slurm.cut_off("n1")
+        wait_until(lambda: any(state.startswith("down") for state in slurm.states()))
+        still_working.append(len(processes_on("n1")))
+        slurm.start("n1")
+
+    settings = {"slurm": {"flags": ["--cpus-per-task=2", "--time=60"]}}
+    store = run_on("slurm", tmp_path, slurm.environment(), settings, lose)
+    assert still_working[0] > 0
     check(store)
 
 

@@ -11,11 +11,13 @@ from scipy.stats import binom
 from eval_gates.decision_gate import DecisionResult, gate_name, judge_decisions
 from eval_gates.decisions import keeps
 from eval_gates.quality_gate import gate_rule_of, judge_quality
-from eval_gates.quality_result import QualityResult
+from eval_gates.quality_result import SAME_DECISION, QualityResult
 from eval_gates.rows import Answer
 from eval_gates.statistics.bound import p_value
+from eval_gates.statistics.comparison import Comparison
+from eval_gates.statistics.lost_groups import find_lost_groups
 from eval_gates.suites.decision_task import KindGate
-from eval_gates.suites.decisions import Decisions
+from eval_gates.suites.decisions import TOOL, Decisions, tool_label
 
 REPLAYS = 4_000
 SUITE = Decisions.policy.model_validate(
@@ -164,6 +166,61 @@ def test_a_rare_ability_is_not_lost_in_a_mean(declining: int, kept: float, verdi
     assert ("lost: declines" in suite.shortfall) == (verdict == "undecided")
     parts = {part.group: (part.n, part.candidate) for part in suite.groups}
     assert parts == {"answers": (588, 1.0), "declines": (declining, kept)}
+
+
+def called(name: str, sessions: int, kept: float, argument: float = 1.0) -> list[Answer]:
+    """Sessions of one turn that calls a tool; a share keeps it, of these a share its arguments."""
+    turns = []
+    for session in range(sessions):
+        is_kept = session < kept * sessions
+        own = {keeps("calls"): int(is_kept), keeps("tool"): int(is_kept), TOOL: tool_label(name)}
+        score = float(session < kept * argument * sessions)
+        label = f"{name}-{session}"
+        turns.append(Answer(label, "p", score, cluster=label, group="as logged", own=own))
+    return turns
+
+
+@pytest.mark.parametrize(
+    ("sessions", "kept", "verdict"),
+    [(16, 0.0, "undecided"), (16, 1.0, "pass"), (4, 0.0, "pass")],
+)
+def test_a_rare_tool_is_not_lost_in_a_mean(sessions: int, kept: float, verdict: str) -> None:
+    """16 of 616 sessions call a tool that the variant never calls: 2.6 points of all."""
+    others = [answer for n in range(4) for answer in called(f"find_{n}", 150, 1.0)]
+    suite = whole_suite(
+        [*others, *called("refund", sessions, 1.0)], [*others, *called("refund", sessions, kept)]
+    )
+    label = tool_label("refund")
+    assert suite.verdict == verdict
+    assert (f"{label} loses" in suite.reason) == (verdict == "undecided")
+    assert (f"lost: {label}" in suite.shortfall) == (verdict == "undecided")
+    shares = suite.model_copy(update={"metric": SAME_DECISION}).shares
+    assert f"{label} 100.0 % to {100 * kept:.1f} % ({sessions})" in shares
+    assert "refund" not in suite.model_dump_json()
+
+
+def test_other_arguments_are_no_loss_of_a_tool() -> None:
+    """40 of 640 sessions search, and the variant words 20 searches otherwise: 3 points of all."""
+    others = [answer for n in range(4) for answer in called(f"find_{n}", 150, 1.0)]
+    before = [*others, *called("search", 40, 1.0)]
+    after = [*others, *called("search", 40, 1.0, argument=0.5)]
+    assert whole_suite(before, after).verdict == "pass"
+
+
+def test_a_loss_of_the_margin_in_all_tools_is_rarely_named() -> None:
+    """20 of 400 replays are expected to name one at most, and 37 have a chance below 1e-3."""
+    draw = np.random.default_rng(7)
+    named = 0
+    for _ in range(400):
+        before = [answer for n in range(6) for answer in called(f"find_{n}", 60, 1.0)]
+        after = []
+        for answer, is_lost in zip(before, draw.random(len(before)) < 0.1, strict=True):
+            kept = int(not is_lost)
+            own = {**answer.own, keeps("calls"): kept, keeps("tool"): kept}
+            after.append(replace(answer, score=float(kept), own=own))
+        partitions = Decisions().partitions(before, after)
+        named += bool(find_lost_groups(Comparison.points(0.1), 0.05, partitions))
+    assert named <= 36
 
 
 def test_few_sessions_are_named() -> None:

@@ -120,15 +120,15 @@ class TestGroups:
 
     def test_by_group_then_by_subject(self) -> None:
         report = judged(self.BEFORE, self.AFTER, MMLU)
-        assert [(g.group, g.is_subject, g.n, g.flips) for g in report.groups] == [
-            ("STEM", False, 2, 1),
-            ("humanities", False, 2, 1),
-            ("social sciences", False, 1, 0),
-            ("other", False, 1, 0),
-            ("anatomy", True, 2, 1),
-            ("philosophy", True, 2, 1),
-            ("sociology", True, 1, 0),
-            ("virology", True, 1, 0),
+        assert [(g.group, g.kind, g.n, g.flips) for g in report.groups] == [
+            ("STEM", "union", 2, 1),
+            ("humanities", "union", 2, 1),
+            ("social sciences", "union", 1, 0),
+            ("other", "union", 1, 0),
+            ("anatomy", "part", 2, 1),
+            ("philosophy", "part", 2, 1),
+            ("sociology", "part", 1, 0),
+            ("virology", "part", 1, 0),
         ]
         anatomy = report.groups[4]
         assert (anatomy.baseline, anatomy.candidate) == (1.0, 0.5)

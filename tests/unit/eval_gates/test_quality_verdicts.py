@@ -30,16 +30,13 @@ from eval_gates.statistics.assay_sensitivity import check_sensitivities, insensi
 from eval_gates.statistics.bound import mean_bounds
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.lost_groups import find_lost_groups
+from eval_gates.statistics.parts import split_by_group
 from eval_gates.stopping import GateRule, StoppingPlan
 from eval_gates.suites.mmlu import Mmlu
 from recipes.policy import AnySuite, Margin
 from recipes.schema import Family
 
 TENTH = Comparison.points(0.1)
-
-
-def _group(row: Answer) -> str:
-    return row.group
 
 
 class TestLooks:
@@ -320,11 +317,43 @@ class TestGroups:
             after = [
                 replace(row, score=float(not gone)) for row, gone in zip(before, lost, strict=True)
             ]
-            named += bool(find_lost_groups(TENTH, 0.05, before, after, _group))
+            named += bool(find_lost_groups(TENTH, 0.05, split_by_group(before, after)))
         assert named <= 30
+
+    def test_parts_that_can_show_nothing_hide_none(self) -> None:
+        """12 lost questions show it at 0.05; at a level for each of the 101 parts they do not."""
+        names = ["lost"] * 12 + [f"g{n // 2}" for n in range(200)]
+        before = [Answer(str(n), "p", 1.0, group=name) for n, name in enumerate(names)]
+        after = [replace(row, score=float(row.group != "lost")) for row in before]
+        assert find_lost_groups(TENTH, 1e-7, split_by_group(before, after)) == ()
+        (lost,) = find_lost_groups(TENTH, 0.05, split_by_group(before, after))
+        assert (lost.name, lost.n) == ("lost", 12)
+
+    @settings(max_examples=60, deadline=None)
+    @given(sizes=st.lists(st.integers(1, 40), min_size=2, max_size=12), gone=st.integers(0, 11))
+    def test_a_part_that_is_lost_whole_is_named_if_it_is_among_the_largest(
+        self, sizes: list[int], gone: int
+    ) -> None:
+        """A part is named by its size and by the others', never by what the others score."""
+        lost_part = f"g{gone % len(sizes)}"
+        before = [
+            Answer(f"{number}/{n}", "p", 1.0, group=f"g{number}")
+            for number, size in enumerate(sizes)
+            for n in range(size)
+        ]
+        after = [replace(row, score=float(row.group != lost_part)) for row in before]
+        named = [
+            group.name for group in find_lost_groups(TENTH, 0.05, split_by_group(before, after))
+        ]
+        size = sizes[gone % len(sizes)]
+        assert named in ([], [lost_part])
+        if size >= 25:  # of twelve parts at most
+            assert named == [lost_part]
+        if size < 3:
+            assert named == []
 
     def test_one_group_or_none_is_no_group(self) -> None:
         for names in ([""] * 300, ["one"] * 300, ["one"] * 299 + [""]):
             before = [Answer(str(n), "p", 1.0, group=name) for n, name in enumerate(names)]
             after = [replace(row, score=0.0) for row in before]
-            assert find_lost_groups(TENTH, 0.05, before, after, _group) == ()
+            assert find_lost_groups(TENTH, 0.05, split_by_group(before, after)) == ()

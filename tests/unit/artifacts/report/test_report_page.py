@@ -183,7 +183,7 @@ def test_decisions_by_number_of_tools_are_a_curve(tmp_path: Path, metric: str) -
     groups = [
         {
             "group": name,
-            "is_subject": name in abilities,
+            "kind": "part" if name in abilities else "rung",
             "n": 60,
             "baseline": 0.98,
             "candidate": share,

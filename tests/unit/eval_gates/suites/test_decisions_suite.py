@@ -232,7 +232,7 @@ def test_the_ladder_has_the_sessions_tools_first_and_then_carried_ones(tmp_path:
     assert names[:2] == ["secret_find", "get_weather"]
     assert len(set(names)) == 4
     curve = kind.groups(*([Answer("x", "p", 1.0, group=each.group) for each in questions],) * 2)
-    rungs = [report.group for report in curve if not report.is_subject]
+    rungs = [report.group for report in curve if report.kind == "rung"]
     assert rungs == [AS_LOGGED, "1 tools", "4 tools", "16 tools"]
 
 

@@ -1,0 +1,41 @@
+"""Parts of a suite that its mean hides: subjects, tasks, abilities, tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from eval_gates.rows import Answer
+
+Answers = Sequence[Answer]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Both sides' answers to the questions of one part, paired."""
+
+    name: str
+    before: list[Answer] = field(default_factory=list)
+    after: list[Answer] = field(default_factory=list)
+
+
+Partition = Sequence[Part]
+"""Parts without a common question."""
+
+
+def split(before: Answers, after: Answers, name_of: Callable[[Answer], str]) -> list[Part]:
+    """Return the parts in order of their first answer, named by the answers of `before`."""
+    parts: dict[str, Part] = {}
+    for old, new in zip(before, after, strict=True):
+        name = name_of(old)
+        part = parts.setdefault(name, Part(name))
+        part.before.append(old)
+        part.after.append(new)
+    return list(parts.values())
+
+
+def split_by_group(before: Answers, after: Answers) -> list[Partition]:
+    """Return the one partition by group; none where a question has no group."""
+    if not all(row.group for row in before):
+        return []
+    return [split(before, after, lambda row: row.group)]
