@@ -265,12 +265,18 @@ class Store:
                     where=str(error.filename or self.root),
                     hint="find out who created it, and remove it",
                 ) from error
+            hint = "use a writable folder with --store DIR"
+            if isinstance(error, PermissionError):
+                hint += (
+                    f"; another user's store is shared with a group by `chgrp -R GROUP "
+                    f"{self.root}`, `chmod -R g+rwX` and `chmod g+s` of its folders"
+                )
+            elif means_broken_disk(error):
+                hint = "`dmesg` may say why its disk failed; then run the same command again"
             raise StoreError(
                 f"the store cannot be used: {error.strerror or error}",
                 where=str(error.filename or self.root),
-                hint="use a writable folder with --store DIR; another user's store is "
-                f"shared with a group by `chgrp -R GROUP {self.root}`, `chmod -R g+rwX` and "
-                "`chmod g+s` of its folders",
+                hint=hint,
             ) from error
 
     @contextmanager

@@ -22,6 +22,7 @@ from eval_gates.speed.rules import StartCount
 from eval_gates.statistics.multiplicity import gate_level
 from prepare.digest import digest_json
 from prepare.errors import StoreError, UsageError, raise_as
+from prepare.own_command import own_command
 from prepare.private_files import create_exclusively, make_folder
 from prepare.record import Record
 from prepare.store import Store
@@ -260,7 +261,8 @@ class AttemptLedger:
                 f"the policy '{trial.policy}' allows {allowed} attempts against one baseline, and "
                 f"{used} were made: each variant that any policy tried or screened counts",
                 where=str(self._folder(trial.baseline)),
-                hint="judge the same variants again, change the baseline, or use another policy",
+                hint=f"`{own_command('runs', earlier[-1].run)}` says how the last one continues; "
+                "judge the same variants again, change the baseline, or use another policy",
             )
 
     def _folder(self, baseline: dict[str, str]) -> Path:

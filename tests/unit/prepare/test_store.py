@@ -261,6 +261,8 @@ def test_a_disk_that_fails_while_a_result_is_written_is_explained(
         with pytest.raises(StoreError, match=os.strerror(number)) as caught:
             fail(path)
         assert caught.value.where == (path or str(store.root))
+        assert caught.value.hint is not None
+        assert "chgrp" not in caught.value.hint
     with pytest.raises(OSError, match="elsewhere") as other:
         fail("/elsewhere")
     explained = explain(other.value)

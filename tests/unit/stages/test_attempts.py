@@ -66,11 +66,12 @@ def test_a_policy_with_attempts_refuses_more(ledger: AttemptLedger) -> None:
     for number in (1, 2):
         trial = some_trial(attempts=2, variants={"a": str(number)})
         ledger.check_allowed(trial)
-        ledger.begin(Counted(trial=trial, gate="mmlu"))
+        ledger.begin(Counted(trial=trial, gate="mmlu", run=f"run-{number}"))
     ledger.check_allowed(some_trial(attempts=2, variants={"a": "1"}))
     third = some_trial(attempts=2, variants={"a": "3"})
-    with pytest.raises(UsageError, match="allows 2 attempts"):
+    with pytest.raises(UsageError, match="allows 2 attempts") as refused:
         ledger.check_allowed(third)
+    assert "prepare runs run-2" in str(refused.value.hint)
     with pytest.raises(UsageError, match="allows 2 attempts"):
         ledger.begin(Counted(trial=third, gate="mmlu"))
     # A gate measured again is one, too.
