@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from eval_gates.decisions.task import KindGate
 from eval_gates.statistics.bound import min_identical_values
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.suites.decision_task import KindGate
 from pipeline.preflight.chances import GatePower, format_chance, one_look
 from prepare.errors import UsageError
 from recipes.schema import Family

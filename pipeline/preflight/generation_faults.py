@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from eval_gates.suites.decision_task import ABOUT_CALLS, gates_of
+from eval_gates.decisions.task import ABOUT_CALLS, gates_of
 from eval_gates.suites.suite_kind import ChatNeed, kind_of
 from pipeline.plan.generation_settings import form_of, model_sampling, resolve_generation
 from prepare.errors import CheckpointError, PrepareError, UsageError, did_you_mean

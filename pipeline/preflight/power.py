@@ -13,12 +13,12 @@ from statistics import NormalDist
 from typing import Any
 
 from eval_gates.cost import MIN_PROBLEMS
+from eval_gates.decisions.task import gate_name, gates_of
 from eval_gates.statistics.assay_sensitivity import check_sensitivity, min_questions_for_sensitivity
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import min_unchanged_values, planned_looks
 from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.stopping import comparison_of
-from eval_gates.suites.decision_task import gate_name, gates_of
 from eval_gates.suites.suite_kind import LoggedAnswers, SuiteKind, kind_of
 from pipeline.plan.known_questions import clusters_asked
 from pipeline.plan.recorded_arm import RecordedArm

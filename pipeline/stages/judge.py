@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from eval_gates.cost import cost_rule_of, judge_cost
-from eval_gates.decision_gate import judge_decisions
+from eval_gates.decisions.gate import judge_decisions
 from eval_gates.depth import DepthSuite, judge_depth
 from eval_gates.gate_result import GateResult
 from eval_gates.quality_gate import judge_quality

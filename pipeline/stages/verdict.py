@@ -1,7 +1,7 @@
 """Who decides: a gate's verdict, a variant's and a run's; and the declaration of the stage `judge`.
 
 - A gate's verdict: `judge_quality` (`eval_gates/quality_gate.py`), `judge_depth` (`depth.py`),
-  `judge_decisions` (`decision_gate.py`), `judge_speed` (`speed/report.py`) and `judge_cost`
+  `judge_decisions` (`decisions/gate.py`), `judge_speed` (`speed/report.py`) and `judge_cost`
   (`cost.py`).
 - A variant's: `judge_variant`, from its gates. `judge_evidence` (`judge.py`) gives it the gates.
 - A run's: `exit_code_of`, from its variants. `promote` (`artifacts/promotion.py`) chooses among
@@ -16,7 +16,7 @@ from typing import Annotated
 from pydantic import Field
 
 from eval_gates.cost import CostResult
-from eval_gates.decision_gate import DecisionResult
+from eval_gates.decisions.gate import DecisionResult
 from eval_gates.depth import DepthResult
 from eval_gates.engine_metrics import SpecDecodeStats
 from eval_gates.gate_result import GateResult, Verdict, not_shown, passed_on

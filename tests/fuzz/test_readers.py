@@ -23,12 +23,12 @@ from artifacts.evidence.manifest import MANIFEST, read_manifest
 from artifacts.push import read_layers
 from artifacts.registry import Version
 from artifacts.run_record import AnyRequest, read_run
-from eval_gates.decisions import read_decision
+from eval_gates.decisions.suite import Decisions
+from eval_gates.decisions.turn_decision import read_decision
 from eval_gates.replies import read_chat, read_chosen
 from eval_gates.rows import Answer, Question
 from eval_gates.speed.load_run import parse_loads
 from eval_gates.suites import mbpp
-from eval_gates.suites.decisions import Decisions
 from eval_gates.suites.fidelity import Fidelity
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.lm_eval_files import read_task_file

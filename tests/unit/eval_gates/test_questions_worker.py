@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from listener import Listener
 
+from eval_gates.decisions.suite import Decisions
+from eval_gates.decisions.task import AS_LOGGED
 from eval_gates.question_set import judged_apart, with_clusters, without_copies
 from eval_gates.questions_worker import run, shuffle
 from eval_gates.rows import Question
-from eval_gates.suites.decision_task import AS_LOGGED
-from eval_gates.suites.decisions import Decisions
 from eval_gates.suites.json_lines import FIELDS
 from eval_gates.suites.mbpp import Mbpp
 from eval_gates.suites.mmlu import Mmlu

@@ -15,8 +15,9 @@ from hub_stand_in import HubStandIn, Repository
 from listener import Listener
 from small_checkpoint import write_files
 
-from eval_gates.suites import decisions, rouge
-from eval_gates.suites.decisions import Decisions
+from eval_gates.decisions import suite as decisions_suite
+from eval_gates.decisions.suite import Decisions
+from eval_gates.suites import rouge
 from eval_gates.suites.humaneval import HumanEval
 from eval_gates.suites.lm_eval_suite import LmEval
 from eval_gates.suites.mbpp import Mbpp
@@ -220,7 +221,7 @@ class TestSuite:
             (Mmlu, "packaged_file", {"sources": ["packages"]}),
             (Mmlu, "carried", {"sources": ["builtin"]}),
             (NeedlesKind, "carried", {}),
-            (decisions, "CARRIED_TOOLS", {"kind": "decisions", "prompt_format": "chat"}),
+            (decisions_suite, "CARRIED_TOOLS", {"kind": "decisions", "prompt_format": "chat"}),
         ],
     )
     def test_a_changed_carried_file_is_another_source(

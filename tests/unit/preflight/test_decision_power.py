@@ -8,12 +8,12 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from eval_gates.decision_gate import judge_decisions
-from eval_gates.decisions import keeps
+from eval_gates.decisions.gate import judge_decisions
+from eval_gates.decisions.suite import Decisions
+from eval_gates.decisions.task import AS_LOGGED, DecisionKind
+from eval_gates.decisions.turn_decision import keeps
 from eval_gates.rows import Answer
 from eval_gates.statistics.bound import mean_bounds, min_identical_values, p_value
-from eval_gates.suites.decision_task import AS_LOGGED, DecisionKind
-from eval_gates.suites.decisions import Decisions
 from eval_gates.suites.suite_kind import LoggedAnswers
 from pipeline.preflight.chances import GatePower
 from pipeline.preflight.decision_power import SHOWN_SESSIONS

@@ -11,9 +11,9 @@ from fake_run import ONE, TWO, FakeRun
 from pretend_stages import PretendModels
 
 from artifacts.evidence.verify import check_bundle
-from eval_gates.decision_gate import DecisionResult
-from eval_gates.decisions import TurnDecision, kept_kinds
-from eval_gates.suites.decision_task import AS_LOGGED
+from eval_gates.decisions.gate import DecisionResult
+from eval_gates.decisions.task import AS_LOGGED
+from eval_gates.decisions.turn_decision import TurnDecision, kept_kinds
 from recipes.policy import Policy
 
 POLICY = Policy.model_validate(

@@ -15,8 +15,8 @@ from artifacts.report.answers import (
     find_choice,
 )
 from artifacts.report.reported_run import PairedAnswers, ReportedRun
+from eval_gates.decisions.suite import Decisions
 from eval_gates.rows import Answer, Question
-from eval_gates.suites.decisions import Decisions
 from eval_gates.suites.fidelity import Fidelity
 from eval_gates.suites.humaneval import HumanEval
 from eval_gates.suites.mmlu import Mmlu

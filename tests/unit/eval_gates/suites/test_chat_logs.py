@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from listener import Listener
 
+from eval_gates.decisions.suite import CARRIED_FILE, CARRIED_TOOLS, Decisions
+from eval_gates.decisions.task import DecisionsTask
 from eval_gates.rows import Question
 from eval_gates.suites.chat_logs import TEXTS, read_turns
-from eval_gates.suites.decision_task import DecisionsTask
-from eval_gates.suites.decisions import CARRIED_FILE, CARRIED_TOOLS, Decisions
 from eval_gates.suites.fidelity import Fidelity, FidelityTask
 from eval_gates.suites.json_lines import read_rows
 from eval_gates.suites.sources import QuestionSource

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import eval_gates
-from eval_gates.decisions import (
+from eval_gates.decisions.turn_decision import (
     READER_ERRORS,
     TurnDecision,
     declines,
@@ -162,7 +162,7 @@ def test_a_set_of_a_python_call_is_one_decision_in_every_process() -> None:
     import sys
 
     code = (
-        "from eval_gates.decisions import read_decision;"
+        "from eval_gates.decisions.turn_decision import read_decision;"
         'print(read_decision(\'find(x={"a", "b", "c", "d"})\', (), {\'find\'}).arguments)'
     )
     told = {

@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from eval_gates.decision_gate import DecisionResult, gate_name, judge_decisions
-from eval_gates.decisions import keeps
+from eval_gates.decisions.gate import DecisionResult, gate_name, judge_decisions
+from eval_gates.decisions.parts import TOOL, tool_label
+from eval_gates.decisions.suite import Decisions
+from eval_gates.decisions.task import KindGate
+from eval_gates.decisions.turn_decision import keeps
 from eval_gates.quality_gate import gate_rule_of, judge_quality
 from eval_gates.quality_result import SAME_DECISION, QualityResult
 from eval_gates.rows import Answer
 from eval_gates.statistics.bound import p_value
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.lost_groups import find_lost_groups
-from eval_gates.suites.decision_task import KindGate
-from eval_gates.suites.decisions import TOOL, Decisions, tool_label
 
 REPLAYS = 4_000
 SUITE = Decisions.policy.model_validate(

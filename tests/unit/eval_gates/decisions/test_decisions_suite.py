@@ -13,12 +13,13 @@ from reading_stand_in import ReadingStandIn
 
 from eval_gates.answer_validity import check_answers
 from eval_gates.ask import Client, RefusedError
-from eval_gates.decisions import KINDS, keeps, read_decision
+from eval_gates.decisions.suite import Decisions, carried_tools
+from eval_gates.decisions.task import AS_LOGGED, DecisionsTask
+from eval_gates.decisions.turn_decision import KINDS, keeps, read_decision
+from eval_gates.decisions.written_turn import as_text
 from eval_gates.quality_gate import gate_rule_of, judge_quality
 from eval_gates.question_set import judged_apart
 from eval_gates.rows import Answer, AnsweredQuestion, Question, Reply
-from eval_gates.suites.decision_task import AS_LOGGED, DecisionsTask
-from eval_gates.suites.decisions import Decisions, as_text, carried_tools
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder
 from pipeline.plan.data_sources import SourceResolver

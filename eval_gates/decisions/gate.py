@@ -15,13 +15,13 @@ from typing import Literal
 from pydantic import Field
 
 from eval_gates.clusters import group_by_cluster
-from eval_gates.decisions import KINDS, READER_ERRORS, keeps
+from eval_gates.decisions.task import KindGate, gate_name, gates_of
+from eval_gates.decisions.turn_decision import KINDS, READER_ERRORS, keeps
 from eval_gates.gate_result import SCORE, GateResult, Verdict
 from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import check_sensitivity
 from eval_gates.statistics.bound import mean_bounds, min_identical_values, p_value
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.suites.decision_task import KindGate, gate_name, gates_of
 from prepare.record import Record
 from recipes.policy import AnySuite
 from recipes.schema import Family

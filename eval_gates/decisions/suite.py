@@ -7,24 +7,35 @@ what decoding alone changes. Texts stay in the store.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from eval_gates.ask import PLAIN_SAMPLING, Client, Request
-from eval_gates.decisions import TurnDecision, keeps, kept_kinds, read_decision
+from eval_gates.ask import Client
+from eval_gates.decisions.logged_answers import read_logged_answers
+from eval_gates.decisions.parts import TOOL, abilities_and_tools, report_turns, tool_label
+from eval_gates.decisions.task import (
+    ABOUT_CALLS,
+    AS_LOGGED,
+    DecisionsPolicy,
+    DecisionsTask,
+    gates_of,
+    rung_group,
+)
+from eval_gates.decisions.turn_decision import TurnDecision, kept_kinds, read_decision
+from eval_gates.decisions.written_turn import (
+    WrittenTurn,
+    ask_for,
+    lead_of,
+    tokenized_as,
+    without_thoughts,
+)
 from eval_gates.prompt_scores import tokenize
-from eval_gates.quality_result import SAME_DECISION, GroupReport, report_parts
-from eval_gates.replies import choice_of, read_completion, remove_thoughts
-from eval_gates.reply_forms import clean
-from eval_gates.rows import Answer, Question, Reply, Score, ToolCall
-from eval_gates.statistics.parts import Partition, split
+from eval_gates.quality_result import SAME_DECISION, GroupReport
+from eval_gates.rows import Answer, Question, Reply, Score
+from eval_gates.statistics.parts import Partition
 from eval_gates.suites.chat_logs import (
     STEM,
     TEXTS,
@@ -34,18 +45,7 @@ from eval_gates.suites.chat_logs import (
     read_chats,
     read_turns,
     tell,
-    tokenized,
     tool_name,
-)
-from eval_gates.suites.decision_task import (
-    ABOUT_CALLS,
-    AS_LOGGED,
-    DecisionsPolicy,
-    DecisionsTask,
-    KindGate,
-    gate_name,
-    gates_of,
-    rung_group,
 )
 from eval_gates.suites.json_lines import FIELDS, read_rows, write_rows
 from eval_gates.suites.sources import QuestionSource, SourceLookup, SuiteSource
@@ -60,17 +60,13 @@ from eval_gates.suites.suite_kind import (
 from prepare.digest import digest_json
 from prepare.errors import EvaluationDataError, StageError, UsageError
 from prepare.events import Progress
-from recipes.generation import THOUGHT_MARKERS
 from recipes.policy import Suite
 
 _DATA = Path(__file__).parents[1] / "data"
 CARRIED_FILE = _DATA / "tool_requests.jsonl"
 CARRIED_TOOLS = _DATA / "tools.jsonl"
-CHOICES = 5  # first tokens whose log-probabilities are read
 TOKENS_PER_TOOL = 110  # of a carried one, in the widest rendering that was measured
 FRAME_TOKENS = 1_024  # of the conversation, where tools are many
-TOOL = "tool"  # own key of an answer: the label of the tool that the reference calls
-LABEL_DIGITS = 8
 
 
 class Decisions(SuiteKind[DecisionsTask]):
@@ -129,10 +125,7 @@ class Decisions(SuiteKind[DecisionsTask]):
 
     def known_questions(self, task: DecisionsTask, order: QuestionOrder) -> list[Question]:
         questions, _ = self.questions(task, order)
-        gates: Sequence[tuple[str, KindGate]] = ()
-        if isinstance(task, Suite):
-            gates = gates_of(task)
-        about_calls = [kind for kind, _ in gates if kind in ABOUT_CALLS]
+        about_calls = [kind for kind, _ in gates_of(task) if kind in ABOUT_CALLS]
         turns = self._turns(order.source, order.folder)
         if about_calls and not any(turn.tools for turn in turns):
             raise EvaluationDataError(
@@ -147,27 +140,7 @@ class Decisions(SuiteKind[DecisionsTask]):
     ) -> LoggedAnswers | None:
         """Return what the log decides at its answered turns."""
         turns = self._turns(order.source, order.folder)
-        decisions = {f"{turn.session}/{turn.number}": _logged_decision(turn) for turn in turns}
-        answered = list[tuple[Question, TurnDecision]]()
-        for question in questions:
-            decision = decisions[question.id.removesuffix(f"/{question.group}")]
-            if decision is not None:
-                answered.append((question, decision))
-        if not answered:
-            return None  # requests without their answers
-        gates: Sequence[tuple[str, KindGate]] = ()
-        if isinstance(task, Suite):
-            gates = gates_of(task)
-        shares = dict[str, float]()
-        for kind, gate in gates:
-            if kind:
-                sessions = {question.cluster for question, _ in answered}
-                about = _sessions_about(answered, kind, gate)
-            else:  # all decisions at a number of tools
-                sessions = {question.cluster for question in questions}
-                about = {question.cluster for question in questions if question.group == gate.group}
-            shares[gate_name("", kind, gate)] = len(about) / len(sessions)
-        return LoggedAnswers(shares=shares, empty=_empty_by_session(answered))
+        return read_logged_answers(turns, questions, gates_of(task))
 
     def _turns(self, identity: QuestionSource, folder: Path | None) -> list[Turn]:
         return read_turns(self.read(identity, folder), carried_tools())[0]
@@ -207,7 +180,8 @@ class Decisions(SuiteKind[DecisionsTask]):
         `baseline` is by id; None for the reference. StageError if a turn is too long, or the arm
         renders it otherwise.
         """
-        names = [_names(self._chats[question.id]) for question in batch]
+        chats = [self._chats[question.id] for question in batch]
+        names = [_names(chat) for chat in chats]
         rows: list[Mapping[str, Any]] = [
             baseline[question.id].own if baseline is not None else {} for question in batch
         ]
@@ -215,34 +189,32 @@ class Decisions(SuiteKind[DecisionsTask]):
             _check_referred(batch, rows)
         firsts = [_reference_of(row).get("first") for row in rows]
         if client.by_chat or task.form == "server":
-            written = [_Written(reply) for (reply,) in client.ask(batch)]
+            written = [WrittenTurn(reply) for (reply,) in client.ask(batch)]
             prompts = [""] * len(batch)
         else:
+            bodies = [tokenized_as(client.model, task, chat) for chat in chats]
             ids = client.send(
-                [
-                    tokenize(_tokenized(client.model, task, self._chats[question.id]), question.id)
-                    for question in batch
-                ]
+                [tokenize(body, question.id) for body, question in zip(bodies, batch, strict=True)]
             )
             _check_fit(batch, [len(prompt_ids) for prompt_ids in ids], task, client.max_length)
             prompts = [digest_json(prompt_ids) for prompt_ids in ids]
             _check_same(batch, prompts, rows)
             written = client.send(
-                [_write(client.model, prompt_ids, task.max_tokens) for prompt_ids in ids]
+                [ask_for(client.model, prompt_ids, task.max_tokens) for prompt_ids in ids]
             )
             client.answered(len(batch))
         replies = []
         for one, tools, prompt, row, first in zip(
             written, names, prompts, rows, firsts, strict=True
         ):
-            reply, is_unread = _without_thoughts(one.reply)
+            reply, is_unread = without_thoughts(one.reply)
             decision = read_decision(reply.text, reply.calls, tools).to_row()
             own = {
                 "text": reply.text,
                 "decision": {**decision, "first": one.first, "is_unread": is_unread},
                 "reference": _reference_of(row),
                 "read": prompt,
-                "margin": _margin(one, first),
+                "margin": lead_of(one, first),
             }
             told = digest_json([reply.text, [call._asdict() for call in reply.calls]])
             replies.append([replace(reply, text=told, calls=(), own=own)])
@@ -300,10 +272,7 @@ class Decisions(SuiteKind[DecisionsTask]):
                 f"{name}: the served model takes {max_length:,} tokens, so the ladder has no step "
                 f"at {listed} tools"
             )
-        gates: Sequence[tuple[str, KindGate]] = ()
-        if isinstance(task, Suite):
-            gates = gates_of(task)
-        if lost := [gate.tools for _, gate in gates if gate.tools in left]:
+        if lost := [gate.tools for _, gate in gates_of(task) if gate.tools in left]:
             raise UsageError(
                 f"the suite '{name}' has a gate at {lost[0]} tools, and the served model takes "
                 f"{max_length:,} tokens",
@@ -328,58 +297,10 @@ class Decisions(SuiteKind[DecisionsTask]):
     def partitions(
         self, baseline: Sequence[Answer], candidate: Sequence[Answer]
     ) -> Sequence[Partition]:
-        """Return the turns by what the reference does, and those with a call by their tool."""
-        return (
-            split(baseline, candidate, _ability),
-            split(_whether_called(baseline), _whether_called(candidate), _tool),
-        )
+        return abilities_and_tools(baseline, candidate)
 
     def groups(self, baseline: Sequence[Answer], candidate: Sequence[Answer]) -> list[GroupReport]:
-        """Return each ability and each tool as logged, and the numbers of tools on a ladder."""
-        rungs = split(baseline, candidate, lambda row: row.group)
-        reports = list[GroupReport]()
-        for logged in rungs:
-            if logged.name == AS_LOGGED:
-                abilities, tools = self.partitions(logged.before, logged.after)
-                reports += report_parts(abilities, "part")
-                reports += report_parts(tools, "tool")
-        if len(rungs) > 1:
-            names = sorted((part.name for part in rungs), key=_rung_order)
-            reports += report_parts(rungs, "rung", names)
-        return reports
-
-
-def tool_label(name: str) -> str:
-    """Return how answers and reports name a tool: names stay in the store."""
-    return f"tool {hashlib.sha256(name.encode()).hexdigest()[:LABEL_DIGITS]}"
-
-
-def _ability(answer: Answer) -> str:
-    """Return what the reference does at the turn: it calls, declines or answers."""
-    if keeps("calls") in answer.own:
-        return "calls"
-    return "declines" if keeps("declines") in answer.own else "answers"
-
-
-def _tool(answer: Answer) -> str:
-    return str(answer.own[TOOL])
-
-
-def _whether_called(answers: Sequence[Answer]) -> list[Answer]:
-    """Return the turns in which the reference calls, scored by whether its tool is called.
-
-    Arguments do not count: what a search is worded like is no loss of the tool.
-    """
-    return [
-        replace(answer, score=float(answer.own[keeps("tool")]))
-        for answer in answers
-        if TOOL in answer.own
-    ]
-
-
-def _rung_order(name: str) -> tuple[bool, int, str]:
-    """Return the place of a number of tools: as logged comes first."""
-    return name != AS_LOGGED, len(name), name
+        return report_turns(baseline, candidate)
 
 
 @cache
@@ -428,119 +349,6 @@ def _asked(turns: Sequence[Turn], task: DecisionsTask) -> list[tuple[Turn, str, 
                 if rung >= len(own):
                     asked.append((turn, rung_group(rung), others[: rung - len(own)]))
     return asked
-
-
-def _logged_decision(turn: Turn) -> TurnDecision | None:
-    """Return what the log's own answer to a turn decides, read as an arm's; None without one."""
-    if turn.answer is None:
-        return None
-    calls = [
-        ToolCall(call["function"]["name"], call["function"]["arguments"])
-        for call in turn.answer.get("tool_calls", ())
-    ]
-    reply, _ = _without_thoughts(Reply(turn.answer["content"]))
-    return read_decision(reply.text, calls, set(map(tool_name, turn.tools)))
-
-
-def _sessions_about(
-    answered: Sequence[tuple[Question, TurnDecision]], kind: str, gate: KindGate
-) -> set[str]:
-    """Return the sessions with a turn that a gate on that kind is about."""
-    return {
-        question.cluster
-        for question, decision in answered
-        if question.group == gate.group and keeps(kind) in kept_kinds(decision, decision)
-    }
-
-
-def _empty_by_session(answered: Sequence[tuple[Question, TurnDecision]]) -> list[float]:
-    """Return by session the share of its turns as logged that an empty answer decides alike."""
-    sessions = defaultdict[str, list[bool]](list)
-    for question, decision in answered:
-        if question.group == AS_LOGGED:
-            sessions[question.cluster].append(decision == TurnDecision())
-    return [sum(turns) / len(turns) for turns in sessions.values()]
-
-
-class _Written(NamedTuple):
-    """What an arm writes at a turn, and its first token."""
-
-    reply: Reply
-    first: str | None = None  # None where the server gives no log-probabilities
-    choices: Mapping[str, float] = {}
-
-
-def _write(model: str, prompt: Sequence[int], tokens: int) -> Request:
-    """Return the request of a greedy answer, with its special tokens: some begin a call."""
-    body = {
-        "model": model,
-        "prompt": list(prompt),
-        "max_tokens": tokens,
-        "skip_special_tokens": False,
-        "logprobs": CHOICES,
-        "return_tokens_as_token_ids": True,
-        **PLAIN_SAMPLING,
-    }
-    return Request("completions", body, _read_written, len(prompt) + tokens)
-
-
-def _read_written(body: Any) -> _Written:
-    reply, _ = read_completion(body)
-    scored = choice_of(body).get("logprobs") or {}
-    try:
-        first = str(scored["tokens"][0])
-        top = scored["top_logprobs"][0]
-        choices = {str(token): float(value) for token, value in top.items()}
-    except (LookupError, TypeError, ValueError, AttributeError):
-        return _Written(reply)  # an empty answer has no first token
-    return _Written(reply, first, choices)
-
-
-def _margin(written: _Written, first: str | None) -> float | None:
-    """Return by how many nats the reference's first token leads this arm's next one.
-
-    It is negative where another one leads, and at least the distance to the last that is listed.
-    """
-    first = first or written.first
-    others = [value for token, value in written.choices.items() if token != first]
-    if first is None or not others:
-        return None
-    own = written.choices.get(first, min(written.choices.values()))
-    margin = own - max(others)
-    return round(margin, 4) if math.isfinite(margin) else None
-
-
-def _without_thoughts(reply: Reply) -> tuple[Reply, bool]:
-    """Return the reply without thoughts, and whether it ends within one."""
-    text = reply.text
-    for markers in THOUGHT_MARKERS:
-        if markers.start in text or markers.end in text:
-            text, is_unclosed = remove_thoughts(text, markers, has_begun=markers.start not in text)
-            if is_unclosed:
-                return replace(reply, text=text, is_unclosed=True), True
-    cleaned, _ = clean(text, takes_thoughts=False)
-    return replace(reply, text=cleaned), reply.is_unclosed
-
-
-def _tokenized(model: str, task: DecisionsTask, chat: Mapping[str, Any]) -> dict[str, Any]:
-    if task.prompt_format == "chat":
-        return tokenized(model, chat, "chat", task.chat_template_kwargs)
-    return {"model": model, "prompt": as_text(chat)}
-
-
-def as_text(chat: Mapping[str, Any]) -> str:
-    """Return a conversation with tools as text to continue, for models without a template."""
-    lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in chat.get("tools", ())]
-    parts = ["tools:\n" + "\n".join(lines)] if lines else []
-    for message in chat["messages"]:
-        calls = [
-            f'<tool_call>{{"name": {json.dumps(call["function"]["name"])}, "arguments": '
-            f"{call['function']['arguments']}}}</tool_call>"
-            for call in message.get("tool_calls", ())
-        ]
-        said = " ".join(filter(None, [message["content"], *calls]))
-        parts.append(f"{message['role']}: {said}")
-    return "\n\n".join([*parts, "assistant:"])
 
 
 def _reference_of(row: Mapping[str, Any]) -> Mapping[str, Any]:

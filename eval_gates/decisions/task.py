@@ -117,8 +117,11 @@ def gate_name(suite: str, kind: str, gate: KindGate) -> str:
     return " ".join(filter(None, [suite, kind, at_tools]))
 
 
-def gates_of(suite: Suite) -> list[tuple[str, KindGate]]:
-    """Return a suite's own gates by kind of decision; '' is about all of them."""
+def gates_of(suite: EvalTask) -> list[tuple[str, KindGate]]:
+    """Return a suite's own gates by kind of decision; '' is about all of them.
+
+    A task alone has none: they decide, and change no answer.
+    """
     if not isinstance(suite, DecisionsPolicy):
         return []
     gates: list[tuple[str, KindGate]] = list(suite.kinds.items())

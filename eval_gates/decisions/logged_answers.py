@@ -1,0 +1,69 @@
+"""What a log's own answers decide, for `prepare plan`; no arm is compared with them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from eval_gates.decisions.task import AS_LOGGED, KindGate, gate_name
+from eval_gates.decisions.turn_decision import TurnDecision, keeps, kept_kinds, read_decision
+from eval_gates.decisions.written_turn import without_thoughts
+from eval_gates.rows import Question, Reply, ToolCall
+from eval_gates.suites.chat_logs import Turn, tool_name
+from eval_gates.suites.suite_kind import LoggedAnswers
+
+
+def read_logged_answers(
+    turns: Sequence[Turn], questions: Sequence[Question], gates: Sequence[tuple[str, KindGate]]
+) -> LoggedAnswers | None:
+    """Return what the log decides at its answered turns; None without an answer."""
+    decisions = {f"{turn.session}/{turn.number}": _logged_decision(turn) for turn in turns}
+    answered = list[tuple[Question, TurnDecision]]()
+    for question in questions:
+        decision = decisions[question.id.removesuffix(f"/{question.group}")]
+        if decision is not None:
+            answered.append((question, decision))
+    if not answered:
+        return None
+    shares = dict[str, float]()
+    for kind, gate in gates:
+        if kind:
+            sessions = {question.cluster for question, _ in answered}
+            about = _sessions_about(answered, kind, gate)
+        else:  # all decisions at a number of tools
+            sessions = {question.cluster for question in questions}
+            about = {question.cluster for question in questions if question.group == gate.group}
+        shares[gate_name("", kind, gate)] = len(about) / len(sessions)
+    return LoggedAnswers(shares=shares, empty=_empty_by_session(answered))
+
+
+def _logged_decision(turn: Turn) -> TurnDecision | None:
+    """Return what the log's own answer to a turn decides, read as an arm's; None without one."""
+    if turn.answer is None:
+        return None
+    calls = [
+        ToolCall(call["function"]["name"], call["function"]["arguments"])
+        for call in turn.answer.get("tool_calls", ())
+    ]
+    reply, _ = without_thoughts(Reply(turn.answer["content"]))
+    return read_decision(reply.text, calls, set(map(tool_name, turn.tools)))
+
+
+def _sessions_about(
+    answered: Sequence[tuple[Question, TurnDecision]], kind: str, gate: KindGate
+) -> set[str]:
+    """Return the sessions with a turn that a gate on that kind is about."""
+    return {
+        question.cluster
+        for question, decision in answered
+        if question.group == gate.group and keeps(kind) in kept_kinds(decision, decision)
+    }
+
+
+def _empty_by_session(answered: Sequence[tuple[Question, TurnDecision]]) -> list[float]:
+    """Return by session the share of its turns as logged that an empty answer decides alike."""
+    sessions = defaultdict[str, list[bool]](list)
+    for question, decision in answered:
+        if question.group == AS_LOGGED:
+            sessions[question.cluster].append(decision == TurnDecision())
+    return [sum(turns) / len(turns) for turns in sessions.values()]
