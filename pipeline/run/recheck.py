@@ -272,19 +272,30 @@ class Recheck:
             engine = answer_of(self.runs[-1])
         source = None
         if not self.runs or (engine is not None and self._needs_source(engine, gates)):
+            if engine is not None and engine.verdict != "pass":
+                # A kill while the source is asked must not lose this.
+                self._record(wanted, changed, RecheckReport.of(engine, None))
             self.runs.append(self._ask_about_source(changed, gates, engine))
             source = answer_of(self.runs[-1])
         if engine is None and source is None:
             return RecheckOutcome(past, tuple(changed), tuple(self.runs))
-        report = RecheckReport.of(engine, source)
-        kernels = self._kernels()
-        for change in past.deployable.kernel_differences(kernels) if kernels else ():
+        outcome = self._record(wanted, changed, RecheckReport.of(engine, source))
+        for change in outcome.changed[len(changed) :]:
             self.progress.note(f"changed: {change}")
-            changed.append(change)
-        outcome = RecheckOutcome(past, tuple(changed), tuple(self.runs), report)
+        return outcome
+
+    def _record(
+        self, wanted: Deployable, changed: Sequence[TupleDifference], report: RecheckReport
+    ) -> RecheckOutcome:
+        """Return the outcome of these answers, with changed kernels, and tag the version."""
+        past = self.past
+        kernels = self._kernels()
+        others = past.deployable.kernel_differences(kernels) if kernels else ()
+        told = (*changed, *others)
+        outcome = RecheckOutcome(past, told, tuple(self.runs), report)
         if outcome.stands is not None:
             served = wanted.model_copy(update={"kernels": kernels})
-            tags = record_of(past, served, changed, report).tags()
+            tags = record_of(past, served, told, report).tags()
             self.registry.set_tags(past.version.name, past.version.version, tags)
         return outcome
 

@@ -63,6 +63,23 @@ def test_the_cell(
     assert last.words in capsys.readouterr().out
 
 
+def test_a_kill_while_the_source_is_asked_does_not_lose_the_failure(site: Machine) -> None:
+    """A forced recheck of an unchanged tuple would stand again without it."""
+
+    def killed(variant: str, suite: str, number: int) -> float:
+        if variant == "baseline":
+            raise KeyboardInterrupt
+        return loses(RECIPE)(variant, suite, number)
+
+    site.models.score = killed
+    with pytest.raises(KeyboardInterrupt):
+        site.recheck(force=True)
+    (record,) = site.rechecks()
+    assert (record.stands, record.report.verdict) == (False, "fail")
+    later = site.recheck()
+    assert (later.stands, later.exit_code) == (False, ExitCode.GATES_FAILED)
+
+
 def test_an_engine_that_favours_the_source(site: Machine, promoted: FakeRun) -> None:
     """The variant is what it was, and the source is better here."""
 
