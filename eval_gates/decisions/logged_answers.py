@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from eval_gates.decisions.parts import tool_label
 from eval_gates.decisions.task import AS_LOGGED, KindGate, gate_name
 from eval_gates.decisions.turn_decision import TurnDecision, keeps, kept_kinds, read_decision
 from eval_gates.decisions.written_turn import without_thoughts
@@ -34,7 +35,9 @@ def read_logged_answers(
             sessions = {question.cluster for question in questions}
             about = {question.cluster for question in questions if question.group == gate.group}
         shares[gate_name("", kind, gate)] = len(about) / len(sessions)
-    return LoggedAnswers(shares=shares, empty=_empty_by_session(answered))
+    return LoggedAnswers(
+        shares=shares, empty=_empty_by_session(answered), tools=_sessions_by_tool(answered)
+    )
 
 
 def _logged_decision(turn: Turn) -> TurnDecision | None:
@@ -58,6 +61,15 @@ def _sessions_about(
         for question, decision in answered
         if question.group == gate.group and keeps(kind) in kept_kinds(decision, decision)
     }
+
+
+def _sessions_by_tool(answered: Sequence[tuple[Question, TurnDecision]]) -> dict[str, int]:
+    """Return by tool in how many sessions it is called as logged."""
+    sessions = defaultdict[str, set[str]](set)
+    for question, decision in answered:
+        if question.group == AS_LOGGED and decision.calls:
+            sessions[tool_label(decision.tool)].add(question.cluster)
+    return {label: len(called_in) for label, called_in in sessions.items()}
 
 
 def _empty_by_session(answered: Sequence[tuple[Question, TurnDecision]]) -> list[float]:

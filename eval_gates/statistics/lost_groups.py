@@ -32,24 +32,25 @@ def find_lost_groups(
     told = [parts for parts in partitions if len(parts) > 1]
     lost = list[LostGroup]()
     for parts in told:
-        shown = _large_enough(comparison, alpha / len(told), parts)
-        for part in shown:
-            lost += _lost(comparison, alpha / len(told) / len(shown), part)
+        by_size = sorted(parts, key=_size, reverse=True)
+        level = alpha / len(told)
+        shown = count_shown(comparison, level, list(map(_size, by_size)))
+        for part in by_size[:shown]:
+            lost += _lost(comparison, level / shown, part)
     return tuple(sorted(lost, key=lambda group: -group.drop))
 
 
-def _large_enough(comparison: Comparison, level: float, parts: Partition) -> list[Part]:
-    """Return the most parts of which each would show that all of it is lost, at its own level.
+def count_shown(comparison: Comparison, level: float, sizes: Sequence[int]) -> int:
+    """Return of how many parts, largest first, each would show that all of it is lost.
 
-    This depends on the parts' sizes alone, so it adds no chance of error.
+    `sizes` are numbers of values, falling. It depends on them alone, so it adds no chance of error.
     """
     # The part of the values' range below the threshold is as a margin to what is lost whole.
     below = (comparison.threshold - comparison.lowest) / (comparison.highest - comparison.lowest)
-    by_size = sorted(parts, key=_size, reverse=True)
-    for number in range(len(parts), 0, -1):
-        if _size(by_size[number - 1]) >= min_identical_values(below, level / number):
-            return by_size[:number]
-    return []
+    for number in range(len(sizes), 0, -1):
+        if sizes[number - 1] >= min_identical_values(below, level / number):
+            return number
+    return 0
 
 
 def _size(part: Part) -> int:

@@ -61,6 +61,7 @@ class LoggedAnswers(Record):
     empty: list[float] = Field(
         description="by cluster, the share of its questions that an empty answer answers alike"
     )
+    tools: dict[str, int] = Field(description="by tool that they call, the number of clusters")
 
 
 FEW_SAMPLES = 8

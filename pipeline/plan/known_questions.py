@@ -26,7 +26,7 @@ from prepare.untrusted import read_record
 from recipes.policy import AnySuite
 
 FOLDER = "known-questions"
-_VERSION = 2  # of what is remembered
+_VERSION = 3  # of what is remembered
 _LOCAL = ("folder", "builtin")
 
 

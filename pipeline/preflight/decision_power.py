@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from eval_gates.decisions.task import KindGate
+from eval_gates.quality_result import MAX_TOOLS
 from eval_gates.statistics.bound import min_identical_values
 from eval_gates.statistics.comparison import Comparison
+from eval_gates.statistics.lost_groups import count_shown
 from pipeline.preflight.chances import GatePower, format_chance, one_look
 from prepare.errors import UsageError
 from recipes.schema import Family
@@ -118,3 +121,19 @@ def words_at_sessions(comparison: Comparison, alpha: float, flips: float) -> str
         f"{counts} such sessions pass {passes} of variants that lose nothing, and fail {fails} of "
         f"those that lose {100 * twice:g} points"
     )
+
+
+def words_on_tools(comparison: Comparison, alpha: float, tools: Mapping[str, int]) -> str:
+    """Return of which tools a whole loss would be seen, as a sentence.
+
+    `tools` has by label the sessions in which the log calls it.
+    """
+    by_size = sorted(tools, key=lambda label: (-tools[label], label))
+    # Abilities have the other half of the level.
+    shown = count_shown(comparison, alpha / 2, [tools[label] for label in by_size])
+    words = f"the loss of one tool is seen for {shown:,} of {len(tools):,} that the log calls"
+    if hidden := by_size[shown:]:
+        listed = ", ".join(f"{label} in {tools[label]:,}" for label in hidden[:MAX_TOOLS])
+        more = f" and {len(hidden) - MAX_TOOLS:,} others" if len(hidden) > MAX_TOOLS else ""
+        words += f", the others are called in too few sessions ({listed}{more})"
+    return words

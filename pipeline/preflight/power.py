@@ -29,7 +29,7 @@ from pipeline.preflight.chances import (
     chances,
     format_chance,
 )
-from pipeline.preflight.decision_power import DecisionGatePower, words_at_sessions
+from pipeline.preflight.decision_power import DecisionGatePower, words_at_sessions, words_on_tools
 from pipeline.stages.questions import QuestionsResult
 from pipeline.stages.recorded import engine_margin
 from prepare.errors import UsageError
@@ -324,6 +324,8 @@ class _SuiteGate:
                 words += f"; {said}"
             if self.kind.asks_baseline_twice:
                 words += f"; {words_at_sessions(self.comparison, self.alpha, self.flips)}"
+            if self.logged is not None and len(self.logged.tools) > 1:
+                words += f"; {words_on_tools(self.comparison, self.alpha, self.logged.tools)}"
             if self.must_exceed:
                 words += f"; the baseline must score above {100 * self.must_exceed:.3g} %"
             if self.comparison.kind == "recovery" or self.sensitivity < SURE:

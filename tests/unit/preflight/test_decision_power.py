@@ -65,7 +65,7 @@ def test_a_log_that_has_the_kind_is_counted() -> None:
     """In a log of 40 sessions, all with calls, half of them were assumed, and plan refused."""
     policy = policy_of("calls", sessions=None)
     counted = {"agents": 40}
-    logs = {"agents": LoggedAnswers(shares={"calls": 1.0}, empty=[0.0] * 40)}
+    logs = {"agents": LoggedAnswers(shares={"calls": 1.0}, empty=[0.0] * 40, tools={})}
     check_power(policy, RECIPES, counted, LEVEL, logs)
     _, gate = policy_power(policy, RECIPES, counted, LEVEL, logs)
     assert gate.units == 40
@@ -82,11 +82,32 @@ def test_a_log_that_has_the_kind_is_counted() -> None:
 @pytest.mark.parametrize(("empty", "passes"), [(0.9, False), (0.5, True)])
 def test_a_log_in_which_empty_answers_would_do_is_told(empty: float, passes: bool) -> None:
     """A margin of 20 points reaches down to an answer that neither calls nor declines."""
-    logs = {"agents": LoggedAnswers(shares={}, empty=[empty] * 300)}
+    logs = {"agents": LoggedAnswers(shares={}, empty=[empty] * 300, tools={})}
     suite, _ = policy_power(policy_of("calls"), RECIPES, {"agents": 300}, LEVEL, logs)
     assert suite.passes is not None
     assert (suite.passes > 0.9) is passes
     assert ("insensitive" in suite.words) is not passes
+
+
+@pytest.mark.parametrize(
+    ("tools", "words"),
+    [
+        ({"tool a": 90, "tool b": 60}, "seen for 2 of 2 that the log calls"),
+        (
+            {"tool a": 90, "tool c": 2, "tool b": 60, "tool d": 3},
+            "seen for 2 of 4 that the log calls, the others are called in too few sessions "
+            "(tool d in 3, tool c in 2)",
+        ),
+        ({"tool a": 1, "tool b": 1}, "seen for 0 of 2"),
+    ],
+)
+def test_tools_that_are_called_too_rarely_are_told(tools: dict[str, int], words: str) -> None:
+    logs = {"agents": LoggedAnswers(shares={}, empty=[0.0] * 300, tools=tools)}
+    suite, _ = policy_power(policy_of("calls"), RECIPES, {"agents": 300}, LEVEL, logs)
+    assert words in suite.words
+    alone = {"agents": LoggedAnswers(shares={}, empty=[0.0] * 300, tools={"tool a": 90})}
+    suite, _ = policy_power(policy_of("calls"), RECIPES, {"agents": 300}, LEVEL, alone)
+    assert "one tool" not in suite.words
 
 
 def test_a_kinds_gate_is_planned_with_the_usual_loss_too() -> None:

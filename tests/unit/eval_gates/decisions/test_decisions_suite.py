@@ -13,6 +13,7 @@ from reading_stand_in import ReadingStandIn
 
 from eval_gates.answer_validity import check_answers
 from eval_gates.ask import Client, RefusedError
+from eval_gates.decisions.parts import tool_label
 from eval_gates.decisions.suite import Decisions, carried_tools
 from eval_gates.decisions.task import AS_LOGGED, DecisionsTask
 from eval_gates.decisions.turn_decision import KINDS, keeps, read_decision
@@ -423,6 +424,7 @@ def test_each_gates_sessions_are_counted_by_the_logs_own_answers(tmp_path: Path)
         "at 1 tools": 1 / 6,
     }
     assert logged.empty == [0.0] * 5
+    assert logged.tools == {tool_label("secret_find"): 3}
     # Requests alone do not tell what is decided.
     requests = [{**row, "messages": row["messages"][:1]} for row in rows]
     file.write_text("".join(json.dumps(row) + "\n" for row in requests))
