@@ -19,6 +19,7 @@ import pytest
 from pipeline.environments.environment import Accelerator, ensure
 from pipeline.environments.settings import load_settings
 from prepare.events import NullProgress
+from prepare.hardware import cpu_features
 from recipes.engines.kv_report import KvReport
 
 pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(1800)]
@@ -46,6 +47,8 @@ def sources(version: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("version", WHEELS)
 def test_the_objects_of_a_version_are_read(version: str, tmp_path: Path) -> None:
+    if version == "0.26.0" and "avx512f" not in cpu_features():
+        pytest.skip("this version refuses FP8 caches on CPUs without AVX-512")
     python = ensure("serve", Accelerator.CPU, load_settings(), NullProgress()).python
     reports = tmp_path / "reports.json"
     command = [str(python), "-P", str(HERE / "kv_objects.py"), str(reports)]
