@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 
 from artifacts.registry import TUPLE_TAG
-from pipeline.environments.definition import Accelerator
 from pipeline.serving.serving_arguments import ServingArguments
 from pipeline.stages.evidence import Evidence
 from prepare.digest import digest_json
@@ -21,6 +20,7 @@ from prepare.errors import EvidenceError
 from prepare.hardware import Hardware
 from prepare.record import SparseRecord
 from prepare.untrusted import first_fault
+from recipes.accelerator import Accelerator
 from recipes.engine_arguments import check_arguments, check_variables
 from recipes.engines import KERNELS
 from recipes.engines.engine import KV_DTYPE

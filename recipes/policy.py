@@ -11,11 +11,12 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from prepare.plugins import SUITES, load_class
 from prepare.user_path import user_path
+from recipes.accelerator import Accelerator
 from recipes.config_model import ConfigModel, Name, Tier
 from recipes.generation import Generation
 from recipes.of_kind import OfKind
 from recipes.schema import Family
-from recipes.speed import Accelerator, SpeedGate, SpeedPolicy
+from recipes.speed import SpeedGate, SpeedPolicy
 
 
 class CostGate(ConfigModel):

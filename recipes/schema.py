@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from recipes.accelerator import NamedAccelerator
 from recipes.config_model import ConfigModel, Name
 from recipes.engine_arguments import (
     EXPERT_PARALLEL,
@@ -32,7 +33,6 @@ from recipes.workload import AnyWorkload
 
 Family = Literal["fp8", "int8", "int4", "fp4"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
-AcceleratorName = Literal["cpu", "cuda"]
 
 
 class Recipe(ConfigModel):
@@ -174,7 +174,7 @@ class ServingProfile(ConfigModel):
         exclude=True,
         description="name or path of a profile that this one changes; merged in when it is loaded",
     )
-    accelerator: AcceleratorName
+    accelerator: NamedAccelerator
     gpu_name_contains: list[str] = Field(
         default=[], description="words of the GPU names that `--profile auto` uses the profile for"
     )

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from recipes.accelerator import Accelerator, NamedAccelerator
 from recipes.config_model import ConfigModel, Name, Tier
 from recipes.workload import AnyWorkload
 
-Accelerator = Literal["cpu", "cuda"]
 SpeedGateKind = Literal["ratio", "slo"]
 ALSO_BLOCKS = 3
 # fmt: off
@@ -26,8 +26,8 @@ LimitName = Literal[
 class ThroughputRatioGate(ConfigModel):
     """Minimum ratio of output tokens/s, variant over baseline."""
 
-    min_ratio: dict[Accelerator, Annotated[float, Field(ge=1e-3, le=1_000)]] = Field(
-        default_factory=lambda: {"cpu": 0.95, "cuda": 0.95},
+    min_ratio: dict[NamedAccelerator, Annotated[float, Field(ge=1e-3, le=1_000)]] = Field(
+        default_factory=lambda: dict.fromkeys(Accelerator, 0.95),
         min_length=1,
         validate_default=True,
         description="one number, or one by accelerator, because CPUs emulate FP8; 0.95 for both "
@@ -70,7 +70,7 @@ class ThroughputRatioGate(ConfigModel):
 
     def is_about(self, accelerator: Accelerator | None) -> bool:
         """Return whether it applies; None is an unknown machine, taken for one with GPUs."""
-        return (accelerator or "cuda") in self.min_ratio
+        return (accelerator or Accelerator.CUDA) in self.min_ratio
 
     def minimum_on(self, accelerator: Accelerator | None) -> float:
         """Return the smallest acceptable ratio; None is an unknown machine, as with GPUs.
@@ -79,7 +79,7 @@ class ThroughputRatioGate(ConfigModel):
         """
         if not self.is_about(accelerator):
             raise ValueError(f"no minimum for {accelerator or 'cuda, which endpoints count as'}")
-        return self.min_ratio[accelerator or "cuda"]
+        return self.min_ratio[accelerator or Accelerator.CUDA]
 
 
 class SloGate(ConfigModel):

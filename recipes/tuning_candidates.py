@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator, model_validator
 
+from recipes.accelerator import NamedAccelerator
 from recipes.catalog import load_described
 from recipes.config_model import ConfigModel, Name
 from recipes.engine_arguments import check_counts
-from recipes.schema import AcceleratorName, EngineValue
+from recipes.schema import EngineValue
 from recipes.speculative import SpeculativeConfig, Word
 
 ENGINE_DEFAULTS = "engine-defaults"
@@ -17,7 +18,7 @@ AS_PROFILED = "profile"
 class ServingCandidate(ConfigModel):
     """One serving configuration, as additions to the engine's defaults."""
 
-    accelerator: AcceleratorName | None = Field(
+    accelerator: NamedAccelerator | None = Field(
         None, description="accelerator that it is for; both if absent"
     )
     minimum_compute_capability: float | None = Field(

@@ -29,7 +29,6 @@ from artifacts.requests import ModelRequest
 from artifacts.run_record import ResolvedOptions
 from eval_gates.answer_log import AnswerLog
 from eval_gates.rows import Answer
-from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
 from pipeline.plan.plan import Piece, PlanProgress
 from pipeline.run.copies import JoinedRun
@@ -44,6 +43,7 @@ from prepare.lots import Needs, Node
 from prepare.private_files import write_atomically
 from prepare.stage import StageRecord, StageSpec
 from prepare.store import RECORD, Store
+from recipes.accelerator import Accelerator
 
 COPIES, VARIANTS, QUESTIONS, LOADS, FILES = 3, 3, 40, 12, 6
 IDS = [f"q/{number}" for number in range(QUESTIONS)]

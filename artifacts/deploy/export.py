@@ -22,12 +22,7 @@ from artifacts.deployable import Deployable
 from artifacts.registry import MANIFEST_TAG, Registry, Version
 from pipeline.environments.compile_caches import VARIABLES
 from pipeline.environments.cuda_home import cuda_home
-from pipeline.environments.definition import (
-    Accelerator,
-    define,
-    environments_folder,
-    folder_name,
-)
+from pipeline.environments.definition import define, environments_folder, folder_name
 from pipeline.environments.settings import Settings
 from pipeline.serving.served_model import SERVED_NAME
 from pipeline.stages import speed_role
@@ -36,6 +31,7 @@ from prepare.escape import one_line
 from prepare.own_command import own_command
 from prepare.process_environment import ENDPOINT_KEY, server_environment
 from prepare.record import Record
+from recipes.accelerator import Accelerator
 from recipes.engine_arguments import COMPILES, count_gpus
 from recipes.engines import Engine, LaunchSpec, find_engine
 from recipes.policy import Policy

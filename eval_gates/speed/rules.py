@@ -32,7 +32,8 @@ from eval_gates.speed.load_run import (
 from eval_gates.speed.schedule import MIN_ANSWERS, Starts
 from eval_gates.speed.steady_state import NoSteadyStateError
 from prepare.record import Record
-from recipes.speed import Accelerator, SloGate, SpeedGate
+from recipes.accelerator import Accelerator
+from recipes.speed import SloGate, SpeedGate
 from recipes.workload import AnyWorkload, Arrivals, RandomWorkload, change_arrivals
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from rich.filesize import decimal
 from pipeline.cli.display import open_display
 from pipeline.cli.options import JsonOption
 from pipeline.cli.tables import print_json, print_table
-from pipeline.environments.definition import RUN_ENVIRONMENTS, Accelerator, definitions
+from pipeline.environments.definition import RUN_ENVIRONMENTS, definitions
 from prepare.errors import ExitCode, UsageError
+from recipes.accelerator import Accelerator
 
 if TYPE_CHECKING:
     from pipeline.environments.environment import EnvironmentStatus

@@ -39,7 +39,7 @@ def check_policy(request: ModelRequest, name: str, *, as_json: bool) -> None:
     UsageError: as `check_power` and `find_speed_gates`, or an invalid file.
     """
     from eval_gates.statistics.multiplicity import gate_level
-    from pipeline.environments.environment import Accelerator, identity
+    from pipeline.environments.environment import identity
     from pipeline.environments.settings import load_settings
     from pipeline.plan.choice import DEFAULT_RECIPES, check_margins, load_made_recipe
     from pipeline.plan.data_sources import (
@@ -52,6 +52,7 @@ def check_policy(request: ModelRequest, name: str, *, as_json: bool) -> None:
     from pipeline.preflight.speed_power import speed_power
     from pipeline.preflight.survey import refuse
     from recipes import catalog
+    from recipes.accelerator import Accelerator
     from recipes.rungs import Rung
     from recipes.traffic_file import check_workload
 

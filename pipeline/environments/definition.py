@@ -13,7 +13,6 @@ import sysconfig
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from pipeline.environments.managed import LOCKS, ManagedEnvironment
 from prepare.errors import UsageError
 from prepare.gpus import visible_gpus
 from prepare.plugins import ENVIRONMENTS, find_plugin, plugin_names
+from recipes.accelerator import Accelerator
 
 SOURCE_BUILDS = LOCKS / "source-builds.txt"
 """Lock of what builds packages that have no wheel."""
@@ -31,13 +31,6 @@ BUILD_REVISION = 2
 """Increment this when the build of an unchanged definition changes."""
 
 _IDENTITY_CHARACTERS = 16
-
-
-class Accelerator(StrEnum):
-    """Device of the heavy computations."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
 
 
 def detect_accelerator() -> Accelerator:

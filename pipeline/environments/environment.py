@@ -25,7 +25,6 @@ from pipeline.environments.build import (
     read_record,
 )
 from pipeline.environments.definition import (
-    Accelerator,
     EnvironmentDefinition,
     define,
     detect_accelerator,
@@ -36,9 +35,9 @@ from prepare.errors import EnvironmentBuildError, raise_as
 from prepare.events import Progress
 from prepare.file_locks import is_locked, locked
 from prepare.private_files import untrusted_reason, unwritable_umask
+from recipes.accelerator import Accelerator
 
 __all__ = [
-    "Accelerator",
     "Environment",
     "EnvironmentState",
     "EnvironmentStatus",

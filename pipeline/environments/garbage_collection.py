@@ -11,16 +11,12 @@ from pathlib import Path
 
 from pipeline.environments.build import RECORD_NAME, folder_bytes, read_record
 from pipeline.environments.compile_caches import caches_folder
-from pipeline.environments.definition import (
-    Accelerator,
-    definitions,
-    environment_folder,
-    environments_folder,
-)
+from pipeline.environments.definition import definitions, environment_folder, environments_folder
 from pipeline.environments.environment import lock_file, processes_using
 from pipeline.environments.settings import Settings
 from prepare.errors import EnvironmentBuildError, raise_as
 from prepare.file_locks import locked
+from recipes.accelerator import Accelerator
 
 _FOLDER_NAME = re.compile(r"[\w.-]+-[0-9a-f]{16}")
 _SECONDS_A_DAY = 86_400

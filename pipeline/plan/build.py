@@ -37,6 +37,7 @@ from prepare.digest import digest_json
 from prepare.errors import UsageError
 from prepare.stage import StageSpec
 from prepare.store import Store
+from recipes.accelerator import Accelerator
 from recipes.engine_arguments import memory_share
 from recipes.policy import Policy, Suite
 from recipes.schema import DEFAULT_CONCURRENCY, ServingProfile
@@ -403,7 +404,7 @@ class Builder:
         profile = self.profile
         if profile is None or profile.starts != "once" or profile.accelerator != "cuda":
             return
-        if not any(gate.kind == "ratio" for gate in self.policy.gates_on("cuda")):
+        if not any(gate.kind == "ratio" for gate in self.policy.gates_on(Accelerator.CUDA)):
             return
         servers = 1 + len(self.variants)
         share = memory_share(profile.engine_arguments)

@@ -11,13 +11,7 @@ from artifacts.requests import ModelRequest
 from artifacts.run_record import ResolvedOptions
 from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.suites.suite_kind import refuse_untried, without_uncontained
-from pipeline.environments.definition import (
-    LOAD_GENERATOR,
-    SUITE_ASKER,
-    WEIGHT_READER,
-    Accelerator,
-    define,
-)
+from pipeline.environments.definition import LOAD_GENERATOR, SUITE_ASKER, WEIGHT_READER, define
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import AdoptedVariant, read_served, read_variant, served_profile
 from pipeline.plan.screening_plan import screening_policy
@@ -27,6 +21,7 @@ from prepare.errors import UsageError
 from prepare.hardware import NodeInfo, this_node
 from prepare.plugins import ENGINES, QUANTIZERS, find_plugin
 from recipes import catalog
+from recipes.accelerator import Accelerator
 from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.folder import check_folder
 from recipes.checkpoints.known_checkpoints import Checkpoints
@@ -38,7 +33,7 @@ from recipes.policy import Policy
 from recipes.quantization import check_worker
 from recipes.quantizers.adopted import AdoptedQuantization
 from recipes.rungs import GivenBack, Rung, rung_of
-from recipes.schema import AcceleratorName, Recipe, ServingProfile
+from recipes.schema import Recipe, ServingProfile
 
 _FORMAT = re.compile(r"[a-z0-9]\w{0,39}")
 PAIRS_NOTE = "each variant's own, which ends its name (--kv)"
@@ -307,14 +302,14 @@ def refuse_undefined(recipes: Sequence[Recipe], profile: ServingProfile) -> None
     named.append((ENGINES, profile.engine, find_engine(profile.engine).environment))
     for group, capability, environment in named:
         try:
-            define(environment, Accelerator(profile.accelerator))
+            define(environment, profile.accelerator)
         except UsageError as error:
             error.where = error.where or find_plugin(group, capability).words
             raise
 
 
 def find_gates(
-    names: tuple[str, ...], policy: Policy, accelerator: AcceleratorName | None
+    names: tuple[str, ...], policy: Policy, accelerator: Accelerator | None
 ) -> tuple[str, ...]:
     """Resolve the gates of `--remeasure`, such as `mmlu` or `speed.ratio.chat`.
 

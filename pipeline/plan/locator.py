@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.environments.definition import WEIGHT_READER
-from pipeline.environments.environment import Accelerator, identity
+from pipeline.environments.environment import identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.choice import Choice
 from pipeline.plan.serving_profile import draft_reference
@@ -74,7 +74,7 @@ class Locator:
                 raise fault
             return checkpoint
         assert form.converter is not None
-        accelerator = Accelerator(self.profile.accelerator)
+        accelerator = self.profile.accelerator
         spec = DEQUANTIZE.spec(
             "dequantized",
             DequantizeParameters(
@@ -148,7 +148,7 @@ def demo_stage(
         DemoParameters(
             model=reference.name,
             package=digest_bytes(DEMO_LOCK.read_bytes()),
-            environment=identity(WEIGHT_READER, Accelerator(profile.accelerator), settings),
+            environment=identity(WEIGHT_READER, profile.accelerator, settings),
         ),
         {},
         WorkerRuntime(environment=WEIGHT_READER),

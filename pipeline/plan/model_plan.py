@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.environments.definition import WEIGHT_READER
-from pipeline.environments.environment import Accelerator, identity
+from pipeline.environments.environment import identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import adopt_stage, with_facts
 from pipeline.plan.build import Builder
@@ -276,7 +276,7 @@ def make_planner(
 ) -> ModelPlanner:
     """Return the planner of these options."""
     checkpoint = located.source
-    accelerator = Accelerator(choices.profile.accelerator)
+    accelerator = choices.profile.accelerator
     policy = resolve_generation(choices.policy, checkpoint.generation)
     fitted = with_lengths(policy, max_length_of(choices.profile, checkpoint), sources.note)
     identities = {name: identity(name, accelerator, settings) for name in choices.environments}

@@ -32,8 +32,9 @@ from pipeline.stages.verdict import JUDGE, JudgeParameters, JudgeRuntime
 from prepare.lots import NOTHING, Needs
 from prepare.stage import StageRecord, StageReference, StageSpec
 from prepare.store import Store
+from recipes.accelerator import Accelerator
 from recipes.policy import Policy
-from recipes.schema import AcceleratorName, Recipe, ServingProfile
+from recipes.schema import Recipe, ServingProfile
 
 MAKING = (WEIGHTS, CHECKED_WEIGHTS)
 PieceKind = Literal["stage", "make", "serve", "block"]
@@ -98,7 +99,7 @@ class Plan:
     run: str = ""
 
     @property
-    def accelerator(self) -> AcceleratorName | Literal[""]:
+    def accelerator(self) -> Accelerator | Literal[""]:
         """The serving accelerator; '' if unknown."""
         return self.profile.accelerator if self.profile is not None else ""
 

@@ -22,9 +22,10 @@ from eval_gates.speed.rules import (
 )
 from prepare.digest import digest_file
 from prepare.errors import UsageError
+from recipes.accelerator import Accelerator
 from recipes.catalog import load_workload
 from recipes.policy import Policy
-from recipes.schema import AcceleratorName, ServingProfile
+from recipes.schema import ServingProfile
 from recipes.speed import SloGate, SpeedGate
 from recipes.traffic_file import check_workload
 from recipes.workload import AnyWorkload, FileWorkload, without_place
@@ -155,7 +156,7 @@ def dump_workload(speed_gate: SpeedGatePlan) -> tuple[dict[str, Any], str | None
     return workload.model_dump(), None
 
 
-def pin_files(policy: Policy, accelerator: AcceleratorName | None) -> Policy:
+def pin_files(policy: Policy, accelerator: Accelerator | None) -> Policy:
     """Return the policy with file digests in used workloads.
 
     Gates must be valid (`find_speed_gates`); `accelerator` is None for endpoints.

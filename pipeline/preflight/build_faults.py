@@ -10,12 +10,7 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from pipeline.environments.definition import (
-    Accelerator,
-    EnvironmentDefinition,
-    define,
-    environments_folder,
-)
+from pipeline.environments.definition import EnvironmentDefinition, define, environments_folder
 from pipeline.environments.environment import (
     EnvironmentState,
     defined_status,
@@ -25,6 +20,7 @@ from pipeline.environments.settings import Settings
 from pipeline.preflight.machine import existing_folder
 from prepare.errors import PreflightError
 from prepare.user_path import nearest_existing
+from recipes.accelerator import Accelerator
 from recipes.engines.engine import Engine
 
 LARGER_DISK = "free some (`prepare gc` may help), or set PREPARE_HOME to a larger disk"

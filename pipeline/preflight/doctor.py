@@ -17,7 +17,6 @@ from eval_gates.sandbox import SandboxError, check_sandbox
 from pipeline.environments.definition import (
     LOCKED_PYTHON,
     RUN_ENVIRONMENTS,
-    Accelerator,
     detect_accelerator,
     environment_names,
     environments_folder,
@@ -41,6 +40,7 @@ from pipeline.preflight.machine import (
 from prepare.errors import UsageError
 from prepare.gpus import VisibleGpu, busy_gpus
 from prepare.hardware import cpu_features, this_node
+from recipes.accelerator import Accelerator
 from recipes.catalog import load_recipe, recipe_names
 from recipes.engines import DEFAULT, find_engine
 

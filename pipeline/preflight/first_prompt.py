@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from eval_gates.suites.suite_kind import for_worker
-from pipeline.environments.definition import SUITE_ASKER, Accelerator
+from pipeline.environments.definition import SUITE_ASKER
 from pipeline.environments.environment import ensure, identity
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import SourceResolver
@@ -25,6 +25,7 @@ from prepare.errors import UsageError
 from prepare.events import Progress
 from prepare.process_environment import NetworkAccess
 from prepare.store import Store
+from recipes.accelerator import Accelerator
 from recipes.checkpoints.chat_template import folder_generation
 from recipes.policy import Policy
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from artifacts.registry import Registry
 from pipeline.environments.definition import SUITE_ASKER, WEIGHT_READER
-from pipeline.environments.environment import Accelerator, identity
+from pipeline.environments.environment import identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.choice import Choice
 from pipeline.plan.data_sources import SourceResolver, check_known_clusters
@@ -76,7 +76,7 @@ def survey(
     """
     profile = choices.profile
     policy = choices.policy
-    kind = Accelerator(profile.accelerator)
+    kind = profile.accelerator
     engine = find_engine(profile.engine)
     evaluate = identity(SUITE_ASKER, kind, settings)
     sources = SourceResolver(choices.eval_data, evaluate, settings.digests, progress)

@@ -11,12 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pipeline.environments.build import interpreter_path, read_record
-from pipeline.environments.environment import (
-    Accelerator,
-    EnvironmentState,
-    EnvironmentStatus,
-    status,
-)
+from pipeline.environments.environment import EnvironmentState, EnvironmentStatus, status
 from pipeline.environments.settings import Settings
 from pipeline.stages.context import WORKER_VARIABLES
 from pipeline.stages.staying_workers import BOOTSTRAP
@@ -24,6 +19,7 @@ from prepare.errors import CheckpointError, PrepareError, WorkerError, from_dict
 from prepare.private_files import remember
 from prepare.process_environment import server_environment
 from prepare.untrusted import parse_json
+from recipes.accelerator import Accelerator
 from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.same_tokens import SCRIPTS, SENTENCES
 from recipes.checkpoints.tokenizer_file import (

@@ -15,7 +15,7 @@ from artifacts.requests import GateRequest
 from artifacts.run_record import ResolvedOptions, RunReport
 from eval_gates.suites.suite_kind import refuse_untried, without_uncontained
 from pipeline.environments.definition import LOAD_GENERATOR, SUITE_ASKER
-from pipeline.environments.environment import Accelerator, identity
+from pipeline.environments.environment import identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
 from pipeline.plan.choice import check_margins, find_gates
@@ -37,6 +37,7 @@ from prepare.digest import FileDigests, digest_json
 from prepare.errors import PrepareError, UsageError
 from prepare.events import Progress
 from prepare.hardware import NodeInfo, this_node
+from recipes.accelerator import Accelerator
 from recipes.catalog import load_policy
 from recipes.checkpoints.chat_template import UNKNOWN_TEMPLATE, ModelGeneration, folder_generation
 from recipes.checkpoints.folder import SMALL_FILES

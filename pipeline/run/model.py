@@ -10,7 +10,6 @@ from artifacts.promotion import promote
 from artifacts.registry import Registry
 from artifacts.requests import ModelRequest
 from artifacts.run_record import NOT_PREFERRED, RunReport
-from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
 from pipeline.plan.choice import Choice, choose
 from pipeline.plan.locator import Locator
@@ -70,7 +69,7 @@ def run_model(
     choices = choose(joined.request, settings, node)
     if choices.profile.accelerator == "cuda":
         choices = spread_over_gpus(choices, settings)
-    accelerator = Accelerator(choices.profile.accelerator)
+    accelerator = choices.profile.accelerator
     promotes = joined.request.promote and not joined.index
     signer = find_signer(settings, sign=joined.request.sign) if promotes else None
     run = Run(choices.asked, choices.resolved(), accelerator, settings, progress, joined)

@@ -15,7 +15,7 @@ from rich.filesize import decimal
 
 from artifacts.requests import ModelRequest
 from eval_gates.gate_result import format_percent
-from pipeline.environments.environment import Accelerator, EnvironmentStatus, status
+from pipeline.environments.environment import EnvironmentStatus, status
 from pipeline.environments.settings import Settings
 from pipeline.plan.choice import Choice, choose
 from pipeline.plan.generation_settings import resolve_generation
@@ -238,8 +238,7 @@ def forecast(
         stages=tuple(planned_stages(specs, store, seen, parameters, profile.accelerator)),
         power=power,
         environments=tuple(
-            status(name, Accelerator(profile.accelerator), settings)
-            for name in choices.environments
+            status(name, profile.accelerator, settings) for name in choices.environments
         ),
         weights_bytes={r.name: preflight.weights[r.name].bytes for r in tried}
         if preflight is not None and not faults

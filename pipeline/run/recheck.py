@@ -27,7 +27,7 @@ from artifacts.registry import Move, Registry
 from artifacts.requests import ModelRequest, RecheckRequest
 from artifacts.run_record import ResolvedOptions, RunReport, VariantReport
 from pipeline.environments.definition import SUITE_ASKER
-from pipeline.environments.environment import Accelerator, ensure, identity
+from pipeline.environments.environment import ensure, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import served_profile
 from pipeline.plan.choice import Choice, environments_of, find_gates
@@ -204,7 +204,7 @@ def find_here(
     """Return this machine for the version; the serving environment is built."""
     node = this_node()
     profile = choose_own_profile(request, past, node, settings.store)
-    accelerator = Accelerator(profile.accelerator)
+    accelerator = profile.accelerator
 
     def made(spec: StageSpec) -> Path:  # nothing is made before a change is known
         store = settings.open_store()
@@ -323,7 +323,7 @@ class Recheck:
         asked = replace(
             self.request, reference=f"{self.past.version.name}@{self.past.version.version}"
         )
-        accelerator = Accelerator(self.here.profile.accelerator)
+        accelerator = self.here.profile.accelerator
         return Run(asked, resolved, accelerator, self.settings, self.progress)
 
     def open_servers(self, run: Run) -> Servers:

@@ -16,7 +16,7 @@ from artifacts.requests import GateRequest
 from artifacts.run_record import ResolvedOptions, RunReport
 from eval_gates.suites.suite_kind import refuse_untried
 from pipeline.environments.definition import SUITE_ASKER
-from pipeline.environments.environment import Accelerator, identity
+from pipeline.environments.environment import identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
 from pipeline.plan.choice import find_gates
@@ -36,6 +36,7 @@ from prepare.digest import FileDigests
 from prepare.errors import ServingError, UsageError
 from prepare.events import Progress
 from prepare.hardware import this_node
+from recipes.accelerator import Accelerator
 from recipes.policy import Policy
 from recipes.schema import Family
 

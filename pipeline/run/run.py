@@ -21,7 +21,7 @@ from eval_gates.answer_log import read_answers
 from eval_gates.rows import Answer
 from eval_gates.speed.load_run import LOADS, LoadRun, read_loads
 from pipeline.environments.compile_caches import open_caches
-from pipeline.environments.environment import Accelerator, ensure, identity
+from pipeline.environments.environment import ensure, identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.plan import Arm, Piece, title_of
 from pipeline.run.copies import JoinedRun
@@ -41,6 +41,7 @@ from prepare.private_files import private_umask
 from prepare.process_environment import NetworkAccess
 from prepare.stage import StageRecord, StageReference, StageSpec
 from prepare.store import LOCKS
+from recipes.accelerator import Accelerator
 
 POLL_S = 0.5
 HOW_TO_WAIT = "Ctrl-C ends this run, and the same command continues it"

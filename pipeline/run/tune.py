@@ -19,7 +19,7 @@ from artifacts.evidence.recorded_loads import judge_confirmed
 from artifacts.requests import ModelRequest, TuneRequest
 from artifacts.run_record import RunReport, ScreeningReport, TuningReport
 from pipeline.environments.definition import LOAD_GENERATOR, SUITE_ASKER
-from pipeline.environments.environment import Accelerator, identity
+from pipeline.environments.environment import identity
 from pipeline.environments.settings import Settings
 from pipeline.plan.build import Builder
 from pipeline.plan.choice import choose
@@ -115,7 +115,7 @@ def run_tune(
     machine = machine_of(node, settings.store, with_gpu=profile.accelerator == "cuda")
     faults = (find_missing_gpus(profile, machine), find_driver_fault(profile, machine))
     refuse(fault for fault in faults if fault is not None)
-    accelerator = Accelerator(profile.accelerator)
+    accelerator = profile.accelerator
     workload = request.workload or policy.gates_on(None)[0].workload
     resolved = choices.resolved().model_copy(update={"workload": workload})
     request = replace(request, output=output)

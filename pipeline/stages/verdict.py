@@ -29,8 +29,9 @@ from prepare.digest import digest_json
 from prepare.errors import ExitCode
 from prepare.record import Record
 from prepare.stage import Stage, StageRecord
+from recipes.accelerator import Accelerator
 from recipes.policy import Policy
-from recipes.schema import AcceleratorName, Family, ServingProfile
+from recipes.schema import Family, ServingProfile
 
 AnyGate = Annotated[
     QualityResult | DecisionResult | DepthResult | SpeedGateResult | CostResult,
@@ -50,7 +51,7 @@ class JudgeParameters(Record):
     )
 
     @property
-    def accelerator(self) -> AcceleratorName | None:
+    def accelerator(self) -> Accelerator | None:
         """Both sides' accelerator; None for endpoints."""
         return self.profile.accelerator if self.profile is not None else None
 

@@ -16,7 +16,7 @@ import pytest
 from eval_gates.ask import choice_body
 from eval_gates.prompt_scores import score
 from pipeline.environments.cuda_home import compiler_variables
-from pipeline.environments.environment import Accelerator, Environment, ensure
+from pipeline.environments.environment import Environment, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.tuned_arm import add_candidate, make_defaults
 from pipeline.serving.server import Server
@@ -24,6 +24,7 @@ from pipeline.serving.serving_arguments import ServingArguments
 from prepare.events import NullProgress
 from prepare.process_environment import server_environment
 from recipes import catalog
+from recipes.accelerator import Accelerator
 from recipes.checkpoints.layers import STORED, read_layers, sequence_bytes
 from recipes.checkpoints.model_shape import model_shape
 from recipes.engines.vllm import HOPPER_CACHES

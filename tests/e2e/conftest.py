@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 from port_server import served
 
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.serving_profile import choose_profile
 from pipeline.serving.server import Server
 from pipeline.stages.demo_checkpoint import fetch_demo_package
 from pipeline.stages.staying_workers import BOOTSTRAP
 from prepare.events import NullProgress
+from recipes.accelerator import Accelerator
 from recipes.schema import ServingProfile
 
 # In the background (nohup, a CI runner) Ctrl-C is ignored, also by all that is started from there.

@@ -7,12 +7,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.front import open_front, reserve
 from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
 from prepare.events import NullProgress, Progress
+from recipes.accelerator import Accelerator
 from recipes.schema import ServingProfile
 
 

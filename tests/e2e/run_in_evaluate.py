@@ -8,9 +8,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.settings import load_settings
 from prepare.events import NullProgress
+from recipes.accelerator import Accelerator
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,7 +17,7 @@ from weight_comparer import check_variant, comparer
 
 import pipeline
 import recipes
-from pipeline.environments.environment import Accelerator, Environment, ensure
+from pipeline.environments.environment import Environment, ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.server import Server
 from pipeline.stages.context import advance
@@ -32,6 +32,7 @@ from prepare.digest import FileDigests
 from prepare.errors import PrepareError
 from prepare.events import NullProgress
 from prepare.store import Store
+from recipes.accelerator import Accelerator
 from recipes.catalog import load_recipe
 from recipes.checkpoints.checkpoint import inspect_folder
 from recipes.quantization import AnyQuantization, Quantization

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.environments.environment import Accelerator, Environment, ensure
+from pipeline.environments.environment import Environment, ensure
 from pipeline.environments.settings import load_settings
 from prepare.events import NullProgress
 from prepare.hardware import CPU_FEATURES_VARIABLE, cpu_features
+from recipes.accelerator import Accelerator
 from recipes.catalog import load_profile
 
 SCRIPT = Path(__file__).with_name("wna16_comparison.py")

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.argument_check import check_engine_arguments
 from pipeline.serving.serving_arguments import ServingArguments
 from prepare.errors import UsageError
 from prepare.events import NullProgress
+from recipes.accelerator import Accelerator
 from recipes.schema import ServingProfile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

@@ -22,10 +22,11 @@ import yaml
 from free_port import free_port
 
 from artifacts.deploy.export import CACHES, WEIGHTS, Export
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.serving_arguments import ServingArguments
 from prepare.events import NullProgress
+from recipes.accelerator import Accelerator
 from recipes.schema import ServingProfile
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))

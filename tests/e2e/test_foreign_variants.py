@@ -19,7 +19,7 @@ from prepare_command import prepare
 from quiz_policy import quiz_policy
 from weight_comparer import check_variant, comparer
 
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.adopted_variants import read_variant
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
@@ -29,6 +29,7 @@ from prepare.digest import FileDigests
 from prepare.errors import PrepareError
 from prepare.events import NullProgress
 from prepare.store import Store
+from recipes.accelerator import Accelerator
 from recipes.catalog import load_recipe
 from recipes.checkpoints.checkpoint import inspect_folder
 from recipes.checkpoints.known_checkpoints import Checkpoints

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from narrow_numbers import FP4_VALUES, Stored, from_bf16, from_fp8
 
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.settings import load_settings
 from prepare.events import NullProgress
+from recipes.accelerator import Accelerator
 from recipes.weights.accounting import StoredTensor, open_folder
 
 SHAPE = (256, 384)

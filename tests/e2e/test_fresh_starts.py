@@ -13,7 +13,7 @@ from answering_socket import answering
 
 from eval_gates.speed.rules import SpeedRule
 from eval_gates.speed.schedule import Starts
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.served_model import ServedModel
 from pipeline.stages.block import BlockArm, BlockParameters, BlockRuntime, block_spec, find_blocks
@@ -22,6 +22,7 @@ from prepare.errors import PrepareError
 from prepare.events import NullProgress
 from prepare.stage import StageRecord, StageReference
 from prepare.store import RECORD, Store
+from recipes.accelerator import Accelerator
 from recipes.workload import Arrivals, RandomWorkload
 
 pytestmark = [

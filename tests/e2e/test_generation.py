@@ -66,11 +66,11 @@ def generated():
                if line.startswith("vllm:generation_tokens_total"))
 
 
-def ask(folder=tokenizer, chat=None, **changes):
+def ask(folder=tokenizer, by_chat=False, **changes):
     suite = {"kind": "rouge", "prompt_format": "chat", "max_tokens": 64, **changes}
     spec = {"suite": suite, "model": served_name, "asks_once": True, "url": url,
             "tokenizer": str(folder), "trust_remote_code": False, "concurrency": 8,
-            "max_length": 4096, "chat": chat}
+            "max_length": 4096, "by_chat": by_chat}
     opened = OpenSuite(suite, here / "questions.jsonl")
     heard = []
     client = open_client(spec, opened, heard.append, NullProgress())
@@ -80,7 +80,7 @@ def ask(folder=tokenizer, chat=None, **changes):
     rows = [each.to_row() for each in scored]
     found = {"rows": rows, "generated": generated() - before, "requests": client.counts["requests"],
              "heard": sum(heard)}
-    if chat is None:
+    if not by_chat:
         found["prompts"] = [client.shown(each) for each in asked]
     return found
 
@@ -100,7 +100,6 @@ def lm_evals(prompts):
 
 drawn = {"samples": 2, "sampling": {"temperature": 0.5}}
 markers = {"start": "<think>", "end": "</think>"}
-form = {"length_key": "max_tokens", "extended": True}
 found = {
     "on": ask(thinking=markers, **drawn),
     "kept": ask(thinking={**markers, "keep": True}, **drawn),
@@ -108,7 +107,7 @@ found = {
     "cut": ask(thinking=markers, max_tokens=2),
     # The chat endpoint has the served model's own template.
     "completions": ask(model, max_tokens=24),
-    "chat": ask(None, form, max_tokens=24),
+    "chat": ask(model, by_chat=True, max_tokens=24),
 }
 found["lm_eval"] = lm_evals(found["completions"]["prompts"])
 print("RESULT " + json.dumps(found))

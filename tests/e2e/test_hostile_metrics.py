@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from hostile_server import Answer, serve
 
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.settings import load_settings
 from prepare.events import NullProgress
 from prepare.process_environment import server_environment
+from recipes.accelerator import Accelerator
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 

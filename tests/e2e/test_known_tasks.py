@@ -9,9 +9,10 @@ import subprocess
 import pytest
 
 from eval_gates.suites.lm_eval_suite import known_tasks
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.settings import load_settings
 from prepare.events import NullProgress
+from recipes.accelerator import Accelerator
 
 pytestmark = pytest.mark.e2e
 SCRIPT = """

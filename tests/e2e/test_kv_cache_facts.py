@@ -9,11 +9,12 @@ import pytest
 from port_server import served
 from scaled_cache import with_scales
 
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.settings import load_settings
 from prepare.errors import ServingError
 from prepare.events import NullProgress
 from prepare.hardware import cpu_features
+from recipes.accelerator import Accelerator
 from recipes.engines.vllm import CPU_CACHES
 from recipes.schema import ServingProfile
 

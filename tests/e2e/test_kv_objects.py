@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.settings import load_settings
 from prepare.events import NullProgress
 from prepare.hardware import cpu_features
+from recipes.accelerator import Accelerator
 from recipes.engines.kv_report import KvReport
 
 pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(1800)]

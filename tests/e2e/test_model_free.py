@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.settings import load_settings
 from prepare.events import NullProgress
+from recipes.accelerator import Accelerator
 
 REFERENCE = Path(__file__).with_name("fp8_arithmetic.py")
 

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 from quiz_policy import quiz_policy
 
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.settings import load_settings
 from prepare.events import NullProgress
+from recipes.accelerator import Accelerator
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.of_everything]
 

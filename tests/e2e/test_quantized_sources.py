@@ -18,7 +18,7 @@ from quiz_policy import quiz_policy
 from tiny_llama import HEAD, LAYERS, SCHEMES
 from weight_comparer import check_variant, comparer
 
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
 from pipeline.stages.context import advance
@@ -28,6 +28,7 @@ from prepare.digest import FileDigests
 from prepare.events import NullProgress
 from prepare.stage import StageSpec
 from prepare.store import Store
+from recipes.accelerator import Accelerator
 from recipes.catalog import load_recipe
 from recipes.checkpoints.checkpoint import Checkpoint, inspect_folder, read_folder
 from recipes.weights.accounting import StoredTensor, open_folder

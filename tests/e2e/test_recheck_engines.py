@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 from free_port import free_port
 
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.managed import PLUGINS
 from pipeline.environments.settings import load_settings
 from prepare.events import NullProgress
+from recipes.accelerator import Accelerator
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000), pytest.mark.of_everything]
 

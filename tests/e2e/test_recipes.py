@@ -18,7 +18,7 @@ import pytest
 from pydantic import TypeAdapter
 from weight_comparer import Compare, check_variant, comparer
 
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
 from pipeline.preflight.suitability import find_making_faults, find_serving_fault
@@ -36,6 +36,7 @@ from prepare.events import NullProgress
 from prepare.hardware import cpu_features
 from prepare.stage import StageRecord
 from prepare.store import Store
+from recipes.accelerator import Accelerator
 from recipes.catalog import load_profile, load_recipe, recipe_names
 from recipes.checkpoints.checkpoint import Checkpoint, inspect_folder, read_folder
 from recipes.checkpoints.ignore_list import ignore_list

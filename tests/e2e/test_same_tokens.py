@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from run_in_evaluate import run_in_evaluate
 
-from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import load_settings
 from pipeline.preflight.tokenizer_faults import reading_faults
 from pipeline.serving.server import Server
 from prepare.errors import CheckpointError
+from recipes.accelerator import Accelerator
 from recipes.checkpoints.checkpoint import read_folder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

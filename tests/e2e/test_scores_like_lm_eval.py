@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.settings import load_settings
 from prepare.events import NullProgress
+from recipes.accelerator import Accelerator
 
 SCRIPT = r"""
 import json

@@ -15,12 +15,13 @@ import pytest
 from port_server import PortServer
 
 from eval_gates.engine_metrics import counters_in
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.settings import load_settings
 from pipeline.serving.served_model import SERVED_NAME
 from pipeline.serving.server import Server
 from pipeline.serving.serving_arguments import ServingArguments
 from prepare.events import NullProgress
+from recipes.accelerator import Accelerator
 from recipes.checkpoints.checkpoint import inspect_folder
 from recipes.engines.vllm import ACCEPTANCE, DRAFTING, REFUSED_DRAFTING, Vllm
 from recipes.schema import ServingProfile

@@ -13,10 +13,11 @@ import pytest
 from answering_socket import answering
 
 from eval_gates.speed.load_run import RequestColumns
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.settings import load_settings
 from prepare.events import NullProgress
 from prepare.process_environment import server_environment
+from recipes.accelerator import Accelerator
 
 # Building the environment is in it, where that is not there yet.
 pytestmark = [

@@ -13,11 +13,12 @@ from answering_socket import answering
 
 from eval_gates.engine_metrics import counts_between
 from eval_gates.speed.load_run import LOADS, read_loads
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.settings import load_settings
 from pipeline.stages.staying_workers import BOOTSTRAP
 from prepare.events import NullProgress
 from prepare.process_environment import server_environment
+from recipes.accelerator import Accelerator
 from recipes.engines.vllm import Vllm
 from recipes.workload import RandomWorkload
 

@@ -10,13 +10,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline.environments.environment import Accelerator, ensure
+from pipeline.environments.environment import ensure
 from pipeline.environments.settings import load_settings
 from pipeline.plan.data_sources import BUILTIN_CALIBRATION
 from pipeline.stages.check_weights import VerificationResult, account_variant, judge_numbers
 from pipeline.stages.staying_workers import BOOTSTRAP
 from prepare.errors import from_dict
 from prepare.events import NullProgress
+from recipes.accelerator import Accelerator
 from recipes.quantization import Quantization
 from recipes.weights.accounting import WeightComparison
 

@@ -39,7 +39,6 @@ from artifacts.registry import MANIFEST_TAG, Registry, Version
 from artifacts.run_record import RunReport, VariantReport
 from artifacts.version_folder import make_version
 from eval_gates.suites.sources import QuestionSource, SuiteSource
-from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
 from pipeline.plan.adopted_variants import AdoptedVariant, with_facts
 from pipeline.plan.choice import with_kv_formats
@@ -55,6 +54,7 @@ from prepare.errors import ExitCode
 from prepare.lots import Node
 from prepare.private_files import write_atomically
 from prepare.store import RUN_RECORD, Store
+from recipes.accelerator import Accelerator
 from recipes.checkpoints.checkpoint import Checkpoint, inspect_folder
 from recipes.checkpoints.source_info import describe_source
 from recipes.checkpoints.weight_files import BUNDLE

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from eval_gates.suites.suite_kind import for_worker, kind_of
 from pipeline.cli.main import app
-from pipeline.environments.definition import Accelerator, define
+from pipeline.environments.definition import define
 from pipeline.environments.garbage_collection import collect
 from pipeline.environments.gpu_host import Severity
 from pipeline.environments.settings import Settings, load_settings
@@ -33,6 +33,7 @@ from pipeline.stages.staying_workers import BOOTSTRAP
 from prepare.digest import FileDigests
 from prepare.errors import UsageError
 from prepare.plugins import PLUGINS
+from recipes.accelerator import Accelerator
 from recipes.catalog import load_policy, load_profile, load_recipe
 from recipes.engines import LaunchSpec, find_engine
 from recipes.policy import Policy

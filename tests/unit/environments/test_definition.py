@@ -8,7 +8,6 @@ from packaging.requirements import Requirement
 from tiny_environment import TinySource
 
 from pipeline.environments.definition import (
-    Accelerator,
     define,
     environment_names,
     normalize,
@@ -16,6 +15,7 @@ from pipeline.environments.definition import (
     significant_lines,
 )
 from pipeline.environments.managed import LOCKS
+from recipes.accelerator import Accelerator
 
 EVERY = [(name, accelerator) for name in environment_names() for accelerator in Accelerator]
 

@@ -25,7 +25,6 @@ from tiny_environment import (
 from pipeline.environments.build import RECORD_NAME, read_record
 from pipeline.environments.definition import (
     SOURCE_BUILDS,
-    Accelerator,
     EnvironmentDefinition,
     environment_folder,
     parse_lock,
@@ -44,6 +43,7 @@ from pipeline.environments.settings import EnvironmentOverride, Settings
 from prepare.errors import EnvironmentBuildError
 from prepare.events import NullProgress
 from prepare.file_locks import locked
+from recipes.accelerator import Accelerator
 from recipes.engines.vllm import ENTRY_MODULE
 
 

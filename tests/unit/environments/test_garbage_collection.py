@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.environments.build import RECORD_NAME, EnvironmentRecord
-from pipeline.environments.definition import Accelerator, define, environment_folder
+from pipeline.environments.definition import define, environment_folder
 from pipeline.environments.environment import lock_file
 from pipeline.environments.garbage_collection import collect
 from pipeline.environments.settings import Settings
 from prepare.file_locks import locked
+from recipes.accelerator import Accelerator
 
 OLD = "serve-cpu-0123456789abcdef"
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.environments.definition import Accelerator, EnvironmentDefinition
+from pipeline.environments.definition import EnvironmentDefinition
+from recipes.accelerator import Accelerator
 from recipes.engines.vllm import ENTRY_MODULE
 
 WHEEL = "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from small_checkpoint import checkpoint_files, write_files
 
-from pipeline.environments.definition import RUN_ENVIRONMENTS, Accelerator, define
+from pipeline.environments.definition import RUN_ENVIRONMENTS, define
 from pipeline.environments.settings import EnvironmentOverride, Settings
 from pipeline.preflight.build_faults import bytes_to_build, find_build_faults, find_library_fault
+from recipes.accelerator import Accelerator
 from recipes.engines import find_engine
 from recipes.engines.vllm import Vllm
 

@@ -7,12 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.environments.definition import (
-    Accelerator,
-    define,
-    detect_accelerator,
-    environment_folder,
-)
+from pipeline.environments.definition import define, detect_accelerator, environment_folder
 from pipeline.environments.environment import EnvironmentState, status
 from pipeline.environments.settings import EnvironmentOverride, Settings
 from pipeline.preflight import build_faults, doctor
@@ -23,6 +18,7 @@ from pipeline.preflight.doctor import (
     processor_finding,
 )
 from prepare.hardware import CPU_FEATURES_VARIABLE
+from recipes.accelerator import Accelerator
 from recipes.catalog import load_profile
 from recipes.engines.vllm import Vllm
 

@@ -12,11 +12,11 @@ from sample_reports import REQUEST, RESOLVED
 
 from artifacts.requests import CommandRequest, GateRequest
 from artifacts.run_record import find_run
-from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
 from pipeline.run.run import Run, RunInterrupted
 from prepare.errors import ExitCode, PrepareError, StoreError
 from prepare.store import Store
+from recipes.accelerator import Accelerator
 
 GATE = GateRequest(baseline="http://a:1", candidate="http://b:1")
 

@@ -16,7 +16,6 @@ from artifacts.requests import TuneRequest
 from artifacts.run_outcome import headline, next_command, next_steps
 from artifacts.run_record import ResolvedOptions, RunReport, ScreeningReport, TuningReport
 from eval_gates.speed.load_run import LOADS, read_loads
-from pipeline.environments.environment import Accelerator
 from pipeline.environments.settings import Settings
 from pipeline.plan.tuned_arm import add_candidate, gain_policy, make_defaults
 from pipeline.preflight.machine import Machine
@@ -24,6 +23,7 @@ from pipeline.run.tune import PROFILE, Tuning
 from prepare.errors import ExitCode, UsageError
 from prepare.lots import Node
 from prepare.store import Store
+from recipes.accelerator import Accelerator
 from recipes.catalog import load_profile
 from recipes.schema import ServingProfile
 from recipes.tuning_candidates import CandidateFile

@@ -24,11 +24,12 @@ from artifacts.deploy.serve import Deployment
 from artifacts.deployable import Deployable
 from artifacts.recheck_report import RecheckReport
 from artifacts.registry import Version
-from pipeline.environments.environment import Accelerator, identity
+from pipeline.environments.environment import identity
 from pipeline.environments.settings import EnvironmentOverride, Settings
 from pipeline.serving.server import Server
 from prepare.errors import CheckpointError, RegistryError, UsageError
 from prepare.hardware import Hardware, hardware
+from recipes.accelerator import Accelerator
 
 PORT = free_port()
 GPU = "NVIDIA H100 80GB HBM3"
