@@ -327,7 +327,7 @@ class Policy(ConfigModel):
 
     def file_keys(self) -> dict[str, Any]:
         """Return the file's keys, without those that `generation` fills."""
-        keys = self.model_dump(exclude_none=True)
+        keys = self.model_dump(mode="json", exclude_none=True)
         if self.generation is None:
             return keys
         block = self.generation.model_dump(

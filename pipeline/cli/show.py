@@ -60,7 +60,11 @@ def show(
     if as_json:
         print_json(shown.model_dump(exclude_none=True))
         return
-    keys = shown.file_keys() if isinstance(shown, Policy) else shown.model_dump(exclude_none=True)
+    keys = (
+        shown.file_keys()
+        if isinstance(shown, Policy)
+        else shown.model_dump(mode="json", exclude_none=True)
+    )
     print(yaml.safe_dump(keys, sort_keys=False), end="")
 
 
@@ -93,9 +97,9 @@ def _list_all(*, as_json: bool) -> None:
         print_json(
             {
                 "schema_version": 1,
-                "recipes": [item.model_dump(exclude_none=True) for item in recipes],
-                "profiles": [item.model_dump(exclude_none=True) for item in profiles],
-                "policies": [item.model_dump(exclude_none=True) for item in policies],
+                "recipes": [item.model_dump(mode="json", exclude_none=True) for item in recipes],
+                "profiles": [item.model_dump(mode="json", exclude_none=True) for item in profiles],
+                "policies": [item.model_dump(mode="json", exclude_none=True) for item in policies],
             }
         )
         return
