@@ -326,7 +326,7 @@ def judge_scores(finding: Finding, scores: Scores) -> QualityVerdict:
         )
     elif finding.is_inside and scores.lost_groups:
         inside = _describe(finding, f"inside {comparison.words}", unit)
-        reason = f"{inside}, but not in each group: {_describe_lost(scores.lost_groups)}"
+        reason = f"{inside}, but not in each group: {_describe_lost(scores.lost_groups, unit)}"
     elif finding.is_inside and scores.is_lost_by_question:
         inside = _describe(finding, f"inside {comparison.words}", unit)
         reason = f"{inside}, but {LOST_IN_LARGE_CLUSTERS}"
@@ -368,9 +368,9 @@ def _describe(finding: Finding, margin: str, unit: str) -> str:
     return f"{shown[state]} ({100 * (1 - finding.alpha):g} % confidence, {asked})"
 
 
-def _describe_lost(groups: Sequence[LostGroup]) -> str:
+def _describe_lost(groups: Sequence[LostGroup], unit: str) -> str:
     words = [
-        f"{group.name} loses at least {_points(group.drop)} ({group.n:,})"
+        f"{group.name} loses at least {_points(group.drop)} ({group.n:,} {unit})"
         for group in groups[:MAX_NAMED]
     ]
     if len(groups) > MAX_NAMED:

@@ -54,7 +54,7 @@ class GroupReport(Record):
     def words(self) -> str:
         before = format_percent(self.baseline, 1)
         after = format_percent(self.candidate, 1)
-        return f"{self.group} {before} to {after} ({self.n:,})"
+        return f"{self.group} {before} to {after} ({self.n:,} turns)"
 
 
 class AnswerLengths(Record):

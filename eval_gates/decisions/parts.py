@@ -13,22 +13,34 @@ from eval_gates.rows import Answer
 from eval_gates.statistics.parts import Partition, split
 
 TOOL = "tool"  # own key of an answer: the label of the tool that the reference calls
-LABEL_DIGITS = 8
+LABEL_DIGITS = 12
+CALLS = keeps("calls")
 
 
 def tool_label(name: str) -> str:
     """Return how answers and reports name a tool: names stay in the store."""
-    return f"tool {hashlib.sha256(name.encode()).hexdigest()[:LABEL_DIGITS]}"
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"tool {digest[:LABEL_DIGITS]}"
 
 
 def abilities_and_tools(
     baseline: Sequence[Answer], candidate: Sequence[Answer]
 ) -> tuple[Partition, Partition]:
-    """Return the turns by what the reference does, and those with a call by their tool."""
-    return (
-        split(baseline, candidate, _ability),
-        split(_whether_called(baseline), _whether_called(candidate), _tool),
-    )
+    """Return the turns by what the reference does, and those with a call by their tool.
+
+    ValueError: the sides were compared with different references.
+    """
+    calls = [
+        (_by_tool(before), _by_tool(after))
+        for before, after in zip(baseline, candidate, strict=True)
+        if CALLS in before.own or CALLS in after.own
+    ]
+    for before, after in calls:
+        if before.own[TOOL] != after.own[TOOL]:
+            raise ValueError(f"question {before.id}: the sides have different references")
+    with_call = [before for before, _ in calls]
+    called = [after for _, after in calls]
+    return split(baseline, candidate, _ability), split(with_call, called, _tool)
 
 
 def report_turns(baseline: Sequence[Answer], candidate: Sequence[Answer]) -> list[GroupReport]:
@@ -48,7 +60,7 @@ def report_turns(baseline: Sequence[Answer], candidate: Sequence[Answer]) -> lis
 
 def _ability(answer: Answer) -> str:
     """Return what the reference does at the turn: it calls, declines or answers."""
-    if keeps("calls") in answer.own:
+    if CALLS in answer.own:
         return "calls"
     return "declines" if keeps("declines") in answer.own else "answers"
 
@@ -57,16 +69,16 @@ def _tool(answer: Answer) -> str:
     return str(answer.own[TOOL])
 
 
-def _whether_called(answers: Sequence[Answer]) -> list[Answer]:
-    """Return the turns in which the reference calls, scored by whether its tool is called.
+def _by_tool(answer: Answer) -> Answer:
+    """Return the answer, scored by whether the reference's tool is called.
 
-    Arguments do not count: what a search is worded like is no loss of the tool.
+    Arguments do not count: what a search is worded like is no loss of the tool. ValueError if it
+    does not say so.
     """
-    return [
-        replace(answer, score=float(answer.own[keeps("tool")]))
-        for answer in answers
-        if TOOL in answer.own
-    ]
+    is_kept = answer.own.get(keeps("tool"))
+    if not isinstance(answer.own.get(TOOL), str) or type(is_kept) is not int:
+        raise ValueError(f"question {answer.id} does not say which tool it keeps")
+    return replace(answer, score=float(is_kept))
 
 
 def _rung_order(name: str) -> tuple[bool, int, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from eval_gates.clusters import means
 from eval_gates.statistics.bound import mean_bounds, min_identical_values
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.parts import Part, Partition
+from eval_gates.statistics.parts import Part, Partition, merged
 
 
 @dataclass(frozen=True)
@@ -25,32 +25,54 @@ def find_lost_groups(
 ) -> tuple[LostGroup, ...]:
     """Return the parts that fail the comparison by themselves, the worst first.
 
-    The level is divided by the number of partitions, and in each by that of the parts that are
-    large enough to show anything (Bonferroni): a variant that loses the margin everywhere has a
-    lost part in at most alpha of the cases.
+    Parts that are too small to show anything are one part together. The level is divided by the
+    number of partitions, and in each by that of its parts (Bonferroni): a variant that loses the
+    margin everywhere has a lost part in at most alpha of the cases.
     """
-    told = [parts for parts in partitions if len(parts) > 1]
     lost = list[LostGroup]()
-    for parts in told:
-        by_size = sorted(parts, key=_size, reverse=True)
-        level = alpha / len(told)
-        shown = count_shown(comparison, level, list(map(_size, by_size)))
-        for part in by_size[:shown]:
-            lost += _lost(comparison, level / shown, part)
+    watched = _watched(comparison, alpha, partitions)
+    for parts in watched:
+        level = alpha / len(watched) / len(parts)
+        lost += [group for part in parts for group in _lost(comparison, level, part)]
     return tuple(sorted(lost, key=lambda group: -group.drop))
 
 
 def count_shown(comparison: Comparison, level: float, sizes: Sequence[int]) -> int:
     """Return of how many parts, largest first, each would show that all of it is lost.
 
-    `sizes` are numbers of values, falling. It depends on them alone, so it adds no chance of error.
+    `sizes` are numbers of values, falling. Parts of one size are all counted, or none; the others
+    are one more part together. It depends on the sizes alone, so it adds no chance of error.
     """
     # The part of the values' range below the threshold is as a margin to what is lost whole.
     below = (comparison.threshold - comparison.lowest) / (comparison.highest - comparison.lowest)
     for number in range(len(sizes), 0, -1):
-        if sizes[number - 1] >= min_identical_values(below, level / number):
+        smallest = sizes[number - 1]
+        has_others = number < len(sizes)
+        if has_others and sizes[number] == smallest:
+            continue
+        if smallest >= min_identical_values(below, level / (number + has_others)):
             return number
     return 0
+
+
+def _watched(
+    comparison: Comparison, alpha: float, partitions: Sequence[Partition]
+) -> list[list[Part]]:
+    """Return by partition the parts that are looked at; one that can show nothing is left out."""
+    told = [sorted(parts, key=_size, reverse=True) for parts in partitions if len(parts) > 1]
+    while told:
+        level = alpha / len(told)
+        shown = [count_shown(comparison, level, list(map(_size, parts))) for parts in told]
+        if all(shown):
+            return [_with_others(parts, number) for parts, number in zip(told, shown, strict=True)]
+        told = [parts for parts, number in zip(told, shown, strict=True) if number]
+    return []
+
+
+def _with_others(by_size: list[Part], shown: int) -> list[Part]:
+    """Return the largest parts, and the others together."""
+    others = by_size[shown:]
+    return [*by_size[:shown], merged(f"{len(others)} others", others)] if others else by_size
 
 
 def _size(part: Part) -> int:

@@ -39,3 +39,10 @@ def split_by_group(before: Answers, after: Answers) -> list[Partition]:
     if not all(row.group for row in before):
         return []
     return [split(before, after, lambda row: row.group)]
+
+
+def merged(name: str, parts: Sequence[Part]) -> Part:
+    """Return one part of several; a cluster that is in several of them is one again."""
+    pairs = [pair for part in parts for pair in zip(part.before, part.after, strict=True)]
+    pairs.sort(key=lambda pair: pair[0].cluster)
+    return Part(name, [before for before, _ in pairs], [after for _, after in pairs])

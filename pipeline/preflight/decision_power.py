@@ -131,9 +131,15 @@ def words_on_tools(comparison: Comparison, alpha: float, tools: Mapping[str, int
     by_size = sorted(tools, key=lambda label: (-tools[label], label))
     # Abilities have the other half of the level.
     shown = count_shown(comparison, alpha / 2, [tools[label] for label in by_size])
-    words = f"the loss of one tool is seen for {shown:,} of {len(tools):,} that the log calls"
-    if hidden := by_size[shown:]:
-        listed = ", ".join(f"{label} in {tools[label]:,}" for label in hidden[:MAX_TOOLS])
-        more = f" and {len(hidden) - MAX_TOOLS:,} others" if len(hidden) > MAX_TOOLS else ""
-        words += f", the others are called in too few sessions ({listed}{more})"
-    return words
+    hidden = by_size[shown:]
+    if not shown:
+        return f"none of {len(tools):,} tools is called in enough sessions for its loss to be seen"
+    words = f"of {len(tools):,} tools that the log calls, the loss of one is seen for {shown:,}"
+    if not hidden:
+        return words
+    listed = ", ".join(f"{label} in {tools[label]:,}" for label in hidden[:MAX_TOOLS])
+    more = f" and {len(hidden) - MAX_TOOLS:,} more" if len(hidden) > MAX_TOOLS else ""
+    return (
+        f"{words}; {len(hidden):,} others are called in too few sessions, and are seen only "
+        f"together ({listed}{more})"
+    )

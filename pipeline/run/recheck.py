@@ -244,6 +244,8 @@ class Recheck:
 
     def run(self) -> RecheckOutcome:
         """Ask the questions that are open."""
+        if self.request.source is not None:
+            self._source()
         rollback = None
         if self.request.on_fail == "rollback":
             version = self.past.version.version
@@ -272,11 +274,17 @@ class Recheck:
             engine = answer_of(self.runs[-1])
         source = None
         if not self.runs or (engine is not None and self._needs_source(engine, gates)):
-            if engine is not None and engine.verdict != "pass":
+            if engine is not None and engine.verdict == "fail" and not self._has_failed(wanted):
                 # A kill while the source is asked must not lose this.
                 self._record(wanted, changed, RecheckReport.of(engine, None))
-            self.runs.append(self._ask_about_source(changed, gates, engine))
-            source = answer_of(self.runs[-1])
+            try:
+                self.runs.append(self._ask_about_source(changed, gates, engine))
+            except CheckpointError as error:
+                if engine is None or engine.verdict != "fail":
+                    raise
+                self.progress.note(f"{error.message}, so the cause of the failure is not known")
+            else:
+                source = answer_of(self.runs[-1])
         if engine is None and source is None:
             return RecheckOutcome(past, tuple(changed), tuple(self.runs))
         outcome = self._record(wanted, changed, RecheckReport.of(engine, source))
@@ -304,6 +312,11 @@ class Recheck:
         earlier = rechecks_of(self.past.version)
         same = [recheck for recheck in earlier if recheck.tuple_digest == wanted.digest]
         return next((recheck for recheck in same if not recheck.stands), None)
+
+    def _has_failed(self, wanted: Deployable) -> bool:
+        """Return whether a failure of this very tuple is on record, perhaps with its cause."""
+        refuted = self._refuted(wanted)
+        return refuted is not None and refuted.report.verdict == "fail"
 
     def _needs_source(self, engine: RecheckAnswer, gates: Sequence[str]) -> bool:
         """Return whether the variant is compared with its source, too."""
@@ -384,11 +397,7 @@ class Recheck:
     ) -> RunReport:
         """Judge the variant against its source, both served here."""
         past = self.past
-        source = self.request.source or past.source
-        try:
-            reference = parse_reference(source)
-        except UsageError as error:
-            raise self._no_source(error, source) from error
+        reference = self._source()
         choices = choose_source(self.request, past, self.here.profile, self.here.node, reference)
         choices = replace(choices, checkpoints=self.known)
         resolved = choices.resolved().model_copy(
@@ -447,6 +456,14 @@ class Recheck:
         run.log.update(checkpoint=describe_source(checkpoint), registered_name=choices.name)
         discard_if_gone(planner.adopted(), run.store, settings)
         return planner.against_source(choices, checkpoint, sources)
+
+    def _source(self) -> CheckpointReference:
+        """Return where the source is; CheckpointError if it is not said in a form that is read."""
+        source = self.request.source or self.past.source
+        try:
+            return parse_reference(source)
+        except UsageError as error:
+            raise self._no_source(error, source) from error
 
     def _no_source(self, error: CheckpointError | UsageError, source: str) -> CheckpointError:
         name = self.past.version.name

@@ -12,6 +12,7 @@ from pretend_stages import PretendModels
 
 from artifacts.evidence.verify import check_bundle
 from eval_gates.decisions.gate import DecisionResult
+from eval_gates.decisions.parts import TOOL, tool_label
 from eval_gates.decisions.task import AS_LOGGED
 from eval_gates.decisions.turn_decision import TurnDecision, kept_kinds
 from recipes.policy import Policy
@@ -62,6 +63,7 @@ class DecidingModels(PretendModels):
             "score": float(decision == reference),
             "group": question["group"],
             **kept_kinds(reference, decision),
+            **({TOOL: tool_label(reference.tool)} if reference.calls else {}),
         }
 
 

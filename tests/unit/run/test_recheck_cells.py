@@ -19,9 +19,11 @@ from pretend_recheck import (
 from artifacts.deploy.recheck_record import stands
 from artifacts.recheck_report import RecheckAnswer, RecheckReport, cell_of
 from pipeline.cli.recheck import print_outcome
+from pipeline.run import recheck
 from prepare.errors import (
     CheckpointError,
     ExitCode,
+    UsageError,
 )
 
 
@@ -78,6 +80,65 @@ def test_a_kill_while_the_source_is_asked_does_not_lose_the_failure(site: Machin
     assert (record.stands, record.report.verdict) == (False, "fail")
     later = site.recheck()
     assert (later.stands, later.exit_code) == (False, ExitCode.GATES_FAILED)
+
+
+def test_a_kill_while_the_source_is_asked_again_does_not_lose_the_cause(site: Machine) -> None:
+    site.upgrade()
+    site.models.score = loses(RECIPE)
+    site.recheck()
+    (before,) = site.rechecks()
+    assert before.report.cell == "both"
+
+    def killed(variant: str, suite: str, number: int) -> float:
+        if variant == "baseline":
+            raise KeyboardInterrupt
+        return loses(RECIPE)(variant, suite, number)
+
+    site.models.score = killed
+    with pytest.raises(KeyboardInterrupt):
+        site.recheck(force=True)
+    assert site.rechecks() == [before]
+
+
+def test_a_kill_after_an_undecided_answer_leaves_no_record(site: Machine) -> None:
+    """An unchanged run of the same command asks the source; nothing is decided before."""
+
+    def killed(variant: str, suite: str, number: int) -> float:
+        if variant == "baseline":
+            raise KeyboardInterrupt
+        return float(number % 2 and number % 40 != 1)
+
+    site.upgrade()
+    site.models.score = killed
+    with pytest.raises(KeyboardInterrupt):
+        site.recheck()
+    assert site.rechecks() == []
+
+
+@pytest.mark.parametrize("source", ["moved", "hf://nobody/none@@"])
+def test_a_source_in_no_known_form_is_refused_before_anything_is_asked(
+    site: Machine, source: str
+) -> None:
+    site.upgrade()
+    with pytest.raises(CheckpointError):
+        site.recheck(source=source)
+    assert site.models.served == []
+
+
+def test_a_failure_counts_though_the_record_names_no_source_that_is_read(
+    site: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(text: str) -> None:
+        raise UsageError(f"'{text}' is no checkpoint")
+
+    site.upgrade()
+    site.models.score = loses(RECIPE)
+    monkeypatch.setattr(recheck, "parse_reference", refuse)
+    outcome = site.recheck()
+    assert (outcome.stands, outcome.exit_code) == (False, ExitCode.GATES_FAILED)
+    assert outcome.failed_check is not None
+    (record,) = site.rechecks()
+    assert record.report.verdict == "fail"
 
 
 def test_an_engine_that_favours_the_source(site: Machine, promoted: FakeRun) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,6 +37,13 @@ SUITE = Decisions.policy.model_validate(
 )
 
 
+def kept_own(kind: str, is_kept: int) -> dict[str, Any]:
+    """Own keys of a turn; one with a call names its tool."""
+    if kind != "calls":
+        return {keeps(kind): is_kept}
+    return {keeps(kind): is_kept, keeps("tool"): is_kept, TOOL: tool_label("find")}
+
+
 def rows(
     sessions: int, kept: float, kind: str = "calls", turns: int = 2, group: str = "as logged"
 ) -> list[Answer]:
@@ -46,7 +55,7 @@ def rows(
             float(session < kept * sessions),
             cluster=f"s{session}",
             group=group,
-            own={keeps(kind): int(session < kept * sessions), "margin": 1.0 + turn},
+            own={**kept_own(kind, int(session < kept * sessions)), "margin": 1.0 + turn},
         )
         for session in range(sessions)
         for turn in range(turns)
@@ -133,7 +142,7 @@ def test_a_loss_that_grows_along_sessions_does_not_pass(long: int, verdict: str)
                 float(count == 2 or not is_variant or turn < 1),
                 cluster=f"s{session}",
                 group="as logged",
-                own={keeps("calls"): int(session % 33 != 0 or not is_variant or turn < 1)},
+                own=kept_own("calls", int(session % 33 != 0 or not is_variant or turn < 1)),
             )
             for session, count in enumerate(turns)
             for turn in range(count)
@@ -169,34 +178,44 @@ def test_a_rare_ability_is_not_lost_in_a_mean(declining: int, kept: float, verdi
     assert parts == {"answers": (588, 1.0), "declines": (declining, kept)}
 
 
-def called(name: str, sessions: int, kept: float, argument: float = 1.0) -> list[Answer]:
+def called(
+    name: str, sessions: int, kept: float, argument: float = 1.0, *, calls_another: bool = False
+) -> list[Answer]:
     """Sessions of one turn that calls a tool; a share keeps it, of these a share its arguments."""
     turns = []
     for session in range(sessions):
         is_kept = session < kept * sessions
-        own = {keeps("calls"): int(is_kept), keeps("tool"): int(is_kept), TOOL: tool_label(name)}
+        own = {
+            keeps("calls"): int(is_kept or calls_another),
+            keeps("tool"): int(is_kept),
+            TOOL: tool_label(name),
+        }
         score = float(session < kept * argument * sessions)
         label = f"{name}-{session}"
         turns.append(Answer(label, "p", score, cluster=label, group="as logged", own=own))
     return turns
 
 
+@pytest.mark.parametrize("calls_another", [False, True])
 @pytest.mark.parametrize(
     ("sessions", "kept", "verdict"),
     [(16, 0.0, "undecided"), (16, 1.0, "pass"), (4, 0.0, "pass")],
 )
-def test_a_rare_tool_is_not_lost_in_a_mean(sessions: int, kept: float, verdict: str) -> None:
+def test_a_rare_tool_is_not_lost_in_a_mean(
+    sessions: int, kept: float, verdict: str, calls_another: bool
+) -> None:
     """16 of 616 sessions call a tool that the variant never calls: 2.6 points of all."""
     others = [answer for n in range(4) for answer in called(f"find_{n}", 150, 1.0)]
     suite = whole_suite(
-        [*others, *called("refund", sessions, 1.0)], [*others, *called("refund", sessions, kept)]
+        [*others, *called("refund", sessions, 1.0)],
+        [*others, *called("refund", sessions, kept, calls_another=calls_another)],
     )
     label = tool_label("refund")
     assert suite.verdict == verdict
     assert (f"{label} loses" in suite.reason) == (verdict == "undecided")
     assert (f"lost: {label}" in suite.shortfall) == (verdict == "undecided")
     shares = suite.model_copy(update={"metric": SAME_DECISION}).shares
-    assert f"{label} 100.0 % to {100 * kept:.1f} % ({sessions})" in shares
+    assert f"{label} 100.0 % to {100 * kept:.1f} % ({sessions} turns)" in shares
     assert "refund" not in suite.model_dump_json()
 
 
@@ -208,11 +227,41 @@ def test_other_arguments_are_no_loss_of_a_tool() -> None:
     assert whole_suite(before, after).verdict == "pass"
 
 
+def test_tools_that_few_sessions_call_are_one_part_together() -> None:
+    """None of 20 tools in three sessions each could be shown to be lost; all of them are."""
+    common = [answer for n in range(2) for answer in called(f"find_{n}", 400, 1.0)]
+    rare = [called(f"rare_{n}", 3, 1.0) for n in range(20)]
+    lost = [called(f"rare_{n}", 3, 0.0) for n in range(20)]
+    before = [*common, *chain.from_iterable(rare)]
+    suite = whole_suite(before, [*common, *chain.from_iterable(lost)])
+    assert suite.verdict == "undecided"
+    assert suite.lost == ["20 others"]
+
+
+@pytest.mark.parametrize("side", ["baseline", "candidate", "both"])
+@pytest.mark.parametrize(
+    "change",
+    [{TOOL: None}, {TOOL: tool_label("other")}, {keeps("tool"): 0.7}, {keeps("tool"): "1"}],
+)
+def test_sides_that_do_not_say_alike_which_tool_is_meant_are_refused(
+    side: str, change: dict[str, Any]
+) -> None:
+    before = called("find", 40, 1.0)
+    after = called("find", 40, 1.0)
+    if TOOL in change and side == "both" and change[TOOL] is not None:
+        return  # another name for the same tool
+    for rows, name in ((before, "baseline"), (after, "candidate")):
+        if side in (name, "both"):
+            rows[7] = replace(rows[7], own={**rows[7].own, **change})
+    with pytest.raises(ValueError, match="find-7"):
+        whole_suite(before, after)
+
+
 def test_a_loss_of_the_margin_in_all_tools_is_rarely_named() -> None:
-    """20 of 400 replays are expected to name one at most, and 37 have a chance below 1e-3."""
+    """5 of 100 replays are expected to name one at most, and 14 have a chance below 1e-3."""
     draw = np.random.default_rng(7)
     named = 0
-    for _ in range(400):
+    for _ in range(100):
         before = [answer for n in range(6) for answer in called(f"find_{n}", 60, 1.0)]
         after = []
         for answer, is_lost in zip(before, draw.random(len(before)) < 0.1, strict=True):
@@ -221,7 +270,7 @@ def test_a_loss_of_the_margin_in_all_tools_is_rarely_named() -> None:
             after.append(replace(answer, score=float(kept), own=own))
         partitions = Decisions().partitions(before, after)
         named += bool(find_lost_groups(Comparison.points(0.1), 0.05, partitions))
-    assert named <= 36
+    assert named <= 13
 
 
 def test_few_sessions_are_named() -> None:

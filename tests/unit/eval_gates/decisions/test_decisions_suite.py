@@ -114,6 +114,13 @@ def three_arms(folder: Path, variant: Says, task: DecisionsTask = TASK) -> list[
         return [reference, baseline, rows_of(kind, questions, server.url, baseline, task)]
 
 
+def test_a_tools_label_is_of_any_name() -> None:
+    """A model may write half of a surrogate pair."""
+    names = ("refund", "refund ", "\ud83d", "", "x" * 10_000)
+    assert len({tool_label(name) for name in names}) == len(names)
+    assert tool_label("refund") == "tool 1d630127108f"  # as sha256sum has it
+
+
 def test_turns_of_a_session_are_one_cluster(tmp_path: Path) -> None:
     _, questions = laid_out(tmp_path)
     assert [each.id for each in questions] == ["a/0", "b/0", "b/1", "c/0"]
@@ -129,6 +136,10 @@ def test_an_equal_variant_decides_all_alike(tmp_path: Path) -> None:
         check_answers("logs", rows, max_tokens=64, is_complete=True)
     assert [row.own.get("keeps_calls") for row in variant] == [1, 1, 1, None]
     assert [row.own.get("keeps_declines") for row in variant] == [None, None, None, 1]
+    labels = [row.own.get("tool") for row in baseline]
+    assert [label is not None for label in labels] == [True, True, True, False]
+    assert labels == [row.own.get("tool") for row in variant]
+    assert labels[0] == tool_label("secret_find")
     assert [row.prompt_sha256 for row in variant] == [row.prompt_sha256 for row in reference]
 
 
