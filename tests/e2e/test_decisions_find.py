@@ -118,7 +118,14 @@ def test_the_same_model_passes(passed: dict[str, Any]) -> None:
     assert {gate["verdict"] for gate in gates.values()} == {"pass"}
     assert gates["agents calls"]["turns"] > SESSIONS
     assert gates["tools"]["baseline"] > 0.8
-    assert [each["group"] for each in gates["agents"]["groups"]] == ["as logged", "16 tools"]
+    parts = gates["agents"]["groups"]
+    rungs = [part["group"] for part in parts if part["kind"] == "rung"]
+    assert rungs == ["as logged", "16 tools"]
+    abilities = [part["group"] for part in parts if part["kind"] == "part"]
+    assert abilities == ["answers", "calls"]
+    tools = [part for part in parts if part["kind"] == "tool"]
+    assert sum(part["n"] for part in tools) == gates["agents calls"]["turns"]
+    assert all(part["group"].startswith("tool ") for part in tools)
 
 
 def test_decisions_against_a_record(gate: Gate, passed: dict[str, Any]) -> None:
