@@ -70,9 +70,11 @@ def _watched(
 
 
 def _with_others(by_size: list[Part], shown: int) -> list[Part]:
-    """Return the largest parts, and the others together."""
+    """Return the largest parts, and the others together; a single one keeps its name."""
     others = by_size[shown:]
-    return [*by_size[:shown], merged(f"{len(others)} others", others)] if others else by_size
+    if len(others) < 2:
+        return by_size
+    return [*by_size[:shown], merged(f"{len(others)} others", others)]
 
 
 def _size(part: Part) -> int:

@@ -364,6 +364,18 @@ class TestGroups:
             lost = find_lost_groups(TENTH, 0.025, [*by_group, *others])
             assert [group.name for group in lost] == ["lost"] * is_named
 
+    def test_clusters_that_several_small_parts_share_are_one_value_each(self) -> None:
+        """14 sessions with a turn in each of ten small parts are 14 values, not 140."""
+        turns = [(session, f"rare {turn}") for session in range(14) for turn in range(10)]
+        turns += [(session, "common") for session in range(14, 200)]
+        before = [
+            Answer(str(n), "p", 1.0, cluster=f"s{session}", group=name)
+            for n, (session, name) in enumerate(turns)
+        ]
+        after = [replace(row, score=float(row.group == "common")) for row in before]
+        (lost,) = find_lost_groups(TENTH, 1e-3, split_by_group(before, after))
+        assert (lost.name, lost.n) == ("10 others", 14)
+
     def test_parts_of_one_size_are_all_looked_at_or_none(self) -> None:
         assert count_shown(TENTH, 0.05, [20] * 3 + [6] * 40) == 3
         assert count_shown(TENTH, 0.05, [13] * 500) == 0
