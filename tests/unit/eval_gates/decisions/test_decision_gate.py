@@ -213,6 +213,7 @@ def test_a_rare_tool_is_not_lost_in_a_mean(
     label = tool_label("refund")
     assert suite.verdict == verdict
     assert (f"{label} loses" in suite.reason) == (verdict == "undecided")
+    assert (f"points ({sessions} clusters)" in suite.reason) == (verdict == "undecided")
     assert (f"lost: {label}" in suite.shortfall) == (verdict == "undecided")
     shares = suite.model_copy(update={"metric": SAME_DECISION}).shares
     assert f"{label} 100.0 % to {100 * kept:.1f} % ({sessions} turns)" in shares
