@@ -50,12 +50,6 @@ class GroupReport(Record):
     candidate: float = Field(description="mean score, 0 to 1")
     flips: int = Field(description="questions whose score changed")
 
-    @property
-    def words(self) -> str:
-        before = format_percent(self.baseline, 1)
-        after = format_percent(self.candidate, 1)
-        return f"{self.group} {before} to {after} ({self.n:,} turns)"
-
 
 class AnswerLengths(Record):
     """One side's generated answers, each sample counted."""
@@ -165,14 +159,14 @@ class QualityResult(GateResult):
 
     @property
     def _by_ability(self) -> str:
-        parts = [row.words for row in self.groups if row.kind == "part"]
+        parts = [_in_turns(row) for row in self.groups if row.kind == "part"]
         return f"by what the baseline does at the turn: {'; '.join(parts)}" if parts else ""
 
     @property
     def _by_tool(self) -> str:
         tools = [row for row in self.groups if row.kind == "tool"]
         tools.sort(key=lambda row: row.candidate - row.baseline)
-        listed = [row.words for row in tools[:MAX_TOOLS]]
+        listed = [_in_turns(row) for row in tools[:MAX_TOOLS]]
         if len(tools) > MAX_TOOLS:
             listed.append(f"{len(tools) - MAX_TOOLS} others lose no more")
         return f"called as by the baseline: {'; '.join(listed)}" if listed else ""
@@ -185,6 +179,12 @@ class QualityResult(GateResult):
             for row in self.depths
         ]
         return f"by tokens before the answer: {'; '.join(rows)}" if rows else ""
+
+
+def _in_turns(row: GroupReport) -> str:
+    before = format_percent(row.baseline, 1)
+    after = format_percent(row.candidate, 1)
+    return f"{row.group} {before} to {after} ({row.n:,} turns)"
 
 
 def report_parts(

@@ -10,7 +10,7 @@ from eval_gates.decisions.task import AS_LOGGED
 from eval_gates.decisions.turn_decision import keeps
 from eval_gates.quality_result import GroupReport, report_parts
 from eval_gates.rows import Answer
-from eval_gates.statistics.parts import Partition, split
+from eval_gates.statistics.parts import Part, Partition, split
 
 TOOL = "tool"  # own key of an answer: the label of the tool that the reference calls
 LABEL_DIGITS = 12
@@ -45,16 +45,12 @@ def abilities_and_tools(
 
 def report_turns(baseline: Sequence[Answer], candidate: Sequence[Answer]) -> list[GroupReport]:
     """Return each ability and each tool as logged, and the numbers of tools on a ladder."""
-    rungs = split(baseline, candidate, lambda row: row.group)
-    reports = list[GroupReport]()
-    for logged in rungs:
-        if logged.name == AS_LOGGED:
-            abilities, tools = abilities_and_tools(logged.before, logged.after)
-            reports += report_parts(abilities, "part")
-            reports += report_parts(tools, "tool")
+    rungs = {part.name: part for part in split(baseline, candidate, lambda row: row.group)}
+    logged = rungs.get(AS_LOGGED, Part(AS_LOGGED))
+    abilities, tools = abilities_and_tools(logged.before, logged.after)
+    reports = [*report_parts(abilities, "part"), *report_parts(tools, "tool")]
     if len(rungs) > 1:
-        names = sorted((part.name for part in rungs), key=_rung_order)
-        reports += report_parts(rungs, "rung", names)
+        reports += report_parts(rungs.values(), "rung", sorted(rungs, key=_rung_order))
     return reports
 
 

@@ -42,7 +42,7 @@ from eval_gates.suites.chat_logs import (
     Turn,
     chat_of,
     digest_of,
-    read_chats,
+    open_chats,
     read_turns,
     tell,
     tool_name,
@@ -146,18 +146,9 @@ class Decisions(SuiteKind[DecisionsTask]):
         return read_turns(self.read(identity, folder), carried_tools())[0]
 
     def open(self, task: DecisionsTask, questions: Sequence[Question], folder: Path) -> None:
-        chats = read_chats(folder / TEXTS)
-        if any(
-            question.id not in chats or chats[question.id].digest != question.prompt
-            for question in questions
-        ):
-            raise EvaluationDataError(
-                "the sessions are not those that were laid out",
-                where=str(folder / TEXTS),
-                hint=f"delete the folder {folder} and run the same command again",
-            )
         carried = carried_tools()
-        self._chats = {name: _with_carried(chat.content, carried) for name, chat in chats.items()}
+        chats = open_chats(folder, questions)
+        self._chats = {name: _with_carried(chat, carried) for name, chat in chats.items()}
 
     def render(self, task: DecisionsTask, question: Question, template: Render | None) -> Question:
         # Servers render; the chat API is sent this.

@@ -33,7 +33,9 @@ def find_lost_groups(
     watched = _watched(comparison, alpha, partitions)
     for parts in watched:
         level = alpha / len(watched) / len(parts)
-        lost += [group for part in parts for group in _lost(comparison, level, part)]
+        for part in parts:
+            if (group := _find_lost(comparison, level, part)) is not None:
+                lost.append(group)
     return tuple(sorted(lost, key=lambda group: -group.drop))
 
 
@@ -81,13 +83,13 @@ def _size(part: Part) -> int:
     return len(means(part.before, "score"))
 
 
-def _lost(comparison: Comparison, level: float, part: Part) -> list[LostGroup]:
+def _find_lost(comparison: Comparison, level: float, part: Part) -> LostGroup | None:
     """Return the part if it is shown to lose more."""
     before = means(part.before, "score")
     after = means(part.after, "score")
     values = comparison.values(before, after)
     limits = {"lowest": comparison.lowest, "highest": comparison.highest}
     if mean_bounds(values, level, **limits).upper >= comparison.threshold:
-        return []
+        return None
     changes = [new - old for old, new in zip(before, after, strict=True)]
-    return [LostGroup(part.name, len(changes), -mean_bounds(changes, level).upper)]
+    return LostGroup(part.name, len(changes), -mean_bounds(changes, level).upper)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from eval_gates.prompt_scores import first_difference
 from eval_gates.reply_forms import has_call_marks, read_content
+from eval_gates.rows import Question
 from eval_gates.suites.json_lines import read_rows
 from prepare.digest import digest_json
 from prepare.errors import EvaluationDataError, StageError
@@ -83,6 +84,24 @@ def read_chats(file: Path) -> dict[str, LaidOut]:
             content[key] = [*earlier, *row.get(key, ())]
         chats[name] = LaidOut(content, digest_of(row, before.digest))
     return chats
+
+
+def open_chats(folder: Path, questions: Sequence[Question]) -> dict[str, dict[str, Any]]:
+    """Return the content of laid-out conversations by id.
+
+    EvaluationDataError: they are not those of the questions. Raises as :func:`read_rows`, too.
+    """
+    chats = read_chats(folder / TEXTS)
+    if any(
+        question.id not in chats or chats[question.id].digest != question.prompt
+        for question in questions
+    ):
+        raise EvaluationDataError(
+            "the conversations are not those that were laid out",
+            where=str(folder / TEXTS),
+            hint=f"delete the folder {folder} and run the same command again",
+        )
+    return {name: chat.content for name, chat in chats.items()}
 
 
 class Remark(NamedTuple):

@@ -33,8 +33,8 @@ from eval_gates.suites.chat_logs import (
     TEXTS,
     Remark,
     digest_of,
+    open_chats,
     other_rendering,
-    read_chats,
     read_conversation,
     sessions_of,
     tell,
@@ -115,17 +115,7 @@ class Fidelity(SuiteKind[FidelityTask]):
         return SESSION if len(set(sessions)) < len(sessions) else None
 
     def open(self, task: FidelityTask, questions: Sequence[Question], folder: Path) -> None:
-        chats = read_chats(folder / TEXTS)
-        if any(
-            question.id not in chats or chats[question.id].digest != question.prompt
-            for question in questions
-        ):
-            raise EvaluationDataError(
-                "the conversations are not those that were laid out",
-                where=str(folder / TEXTS),
-                hint=f"delete the folder {folder} and run the same command again",
-            )
-        self._chats = {name: chat.content for name, chat in chats.items()}
+        self._chats = open_chats(folder, questions)
 
     def render(self, task: FidelityTask, question: Question, template: Render | None) -> Question:
         # To be shown only: each arm's server renders.

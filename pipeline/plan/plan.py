@@ -32,7 +32,6 @@ from pipeline.stages.verdict import JUDGE, JudgeParameters, JudgeRuntime
 from prepare.lots import NOTHING, Needs
 from prepare.stage import StageRecord, StageReference, StageSpec
 from prepare.store import Store
-from recipes.accelerator import Accelerator
 from recipes.policy import Policy
 from recipes.schema import Recipe, ServingProfile
 
@@ -97,11 +96,6 @@ class Plan:
     trial: Trial
     profile: ServingProfile | None = None
     run: str = ""
-
-    @property
-    def accelerator(self) -> Accelerator | Literal[""]:
-        """The serving accelerator; '' if unknown."""
-        return self.profile.accelerator if self.profile is not None else ""
 
     @property
     def arms(self) -> tuple[Arm, ...]:

@@ -139,7 +139,5 @@ def words_on_tools(comparison: Comparison, alpha: float, tools: Mapping[str, int
         return words
     listed = ", ".join(f"{label} in {tools[label]:,}" for label in hidden[:MAX_TOOLS])
     more = f" and {len(hidden) - MAX_TOOLS:,} more" if len(hidden) > MAX_TOOLS else ""
-    return (
-        f"{words}; {len(hidden):,} others are called in too few sessions, and are seen only "
-        f"together ({listed}{more})"
-    )
+    together = ", and seen only together" if len(hidden) > 1 else ""
+    return f"{words}; called in too few sessions{together}: {listed}{more}"

@@ -274,17 +274,17 @@ class Recheck:
             engine = answer_of(self.runs[-1])
         source = None
         if not self.runs or (engine is not None and self._needs_source(engine, gates)):
-            if engine is not None and engine.verdict == "fail" and not self._has_failed(wanted):
+            has_failed = engine is not None and engine.verdict == "fail"
+            if has_failed and not self._is_failure_on_record(wanted):
                 # A kill while the source is asked must not lose this.
                 self._record(wanted, changed, RecheckReport.of(engine, None))
             try:
                 self.runs.append(self._ask_about_source(changed, gates, engine))
+                source = answer_of(self.runs[-1])
             except CheckpointError as error:
-                if engine is None or engine.verdict != "fail":
+                if not has_failed:
                     raise
                 self.progress.note(f"{error.message}, so the cause of the failure is not known")
-            else:
-                source = answer_of(self.runs[-1])
         if engine is None and source is None:
             return RecheckOutcome(past, tuple(changed), tuple(self.runs))
         outcome = self._record(wanted, changed, RecheckReport.of(engine, source))
@@ -313,7 +313,7 @@ class Recheck:
         same = [recheck for recheck in earlier if recheck.tuple_digest == wanted.digest]
         return next((recheck for recheck in same if not recheck.stands), None)
 
-    def _has_failed(self, wanted: Deployable) -> bool:
+    def _is_failure_on_record(self, wanted: Deployable) -> bool:
         """Return whether a failure of this very tuple is on record, perhaps with its cause."""
         refuted = self._refuted(wanted)
         return refuted is not None and refuted.report.verdict == "fail"

@@ -97,7 +97,7 @@ def test_slurm_starts_the_copies_of_a_lost_node_again(slurm: SlurmNodes, tmp_pat
 def test_slurms_copy_of_a_node_that_was_cut_off_works_next_to_its_successor(
     slurm: SlurmNodes, tmp_path: Path
 ) -> None:
-    """The node has the copy that promotes; its servers stay up, and nobody else sees that."""
+    """The node has the copy that promotes; its servers stay up, unseen by the controller."""
     still_working = []
 
     def lose() -> None:

@@ -98,8 +98,12 @@ def test_a_log_in_which_empty_answers_would_do_is_told(empty: float, passes: boo
         ),
         (
             {"tool a": 90, "tool c": 2, "tool b": 60, "tool d": 3},
-            "of 4 tools that the log calls, the loss of one is seen for 2; 2 others are called in "
-            "too few sessions, and are seen only together (tool d in 3, tool c in 2);",
+            "of 4 tools that the log calls, the loss of one is seen for 2; called in too few "
+            "sessions, and seen only together: tool d in 3, tool c in 2;",
+        ),
+        (
+            {"tool a": 90, "tool c": 2},
+            "the loss of one is seen for 1; called in too few sessions: tool c in 2;",
         ),
         ({"tool a": 1, "tool b": 1}, "none of 2 tools"),
     ],

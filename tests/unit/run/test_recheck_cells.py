@@ -15,6 +15,7 @@ from pretend_recheck import (
     loses,
     statuses,
 )
+from pretend_stages import Score
 
 from artifacts.deploy.recheck_record import stands
 from artifacts.recheck_report import RecheckAnswer, RecheckReport, cell_of
@@ -65,15 +66,21 @@ def test_the_cell(
     assert last.words in capsys.readouterr().out
 
 
+def killed_at_the_source(score: Score) -> Score:
+    """The same scores, up to the first question to the source."""
+
+    def ask(variant: str, suite: str, number: int) -> float:
+        if variant == "baseline":
+            raise KeyboardInterrupt
+        return score(variant, suite, number)
+
+    return ask
+
+
 def test_a_kill_while_the_source_is_asked_does_not_lose_the_failure(site: Machine) -> None:
     """A forced recheck of an unchanged tuple would stand again without it."""
 
-    def killed(variant: str, suite: str, number: int) -> float:
-        if variant == "baseline":
-            raise KeyboardInterrupt
-        return loses(RECIPE)(variant, suite, number)
-
-    site.models.score = killed
+    site.models.score = killed_at_the_source(loses(RECIPE))
     with pytest.raises(KeyboardInterrupt):
         site.recheck(force=True)
     (record,) = site.rechecks()
@@ -89,12 +96,7 @@ def test_a_kill_while_the_source_is_asked_again_does_not_lose_the_cause(site: Ma
     (before,) = site.rechecks()
     assert before.report.cell == "both"
 
-    def killed(variant: str, suite: str, number: int) -> float:
-        if variant == "baseline":
-            raise KeyboardInterrupt
-        return loses(RECIPE)(variant, suite, number)
-
-    site.models.score = killed
+    site.models.score = killed_at_the_source(loses(RECIPE))
     with pytest.raises(KeyboardInterrupt):
         site.recheck(force=True)
     assert site.rechecks() == [before]
@@ -103,19 +105,17 @@ def test_a_kill_while_the_source_is_asked_again_does_not_lose_the_cause(site: Ma
 def test_a_kill_after_an_undecided_answer_leaves_no_record(site: Machine) -> None:
     """An unchanged run of the same command asks the source; nothing is decided before."""
 
-    def killed(variant: str, suite: str, number: int) -> float:
-        if variant == "baseline":
-            raise KeyboardInterrupt
+    def loses_a_little(variant: str, suite: str, number: int) -> float:
         return float(number % 2 and number % 40 != 1)
 
     site.upgrade()
-    site.models.score = killed
+    site.models.score = killed_at_the_source(loses_a_little)
     with pytest.raises(KeyboardInterrupt):
         site.recheck()
     assert site.rechecks() == []
 
 
-@pytest.mark.parametrize("source", ["moved", "hf://nobody/none@@"])
+@pytest.mark.parametrize("source", ["moved", "hf://absent/model@@"])
 def test_a_source_in_no_known_form_is_refused_before_anything_is_asked(
     site: Machine, source: str
 ) -> None:

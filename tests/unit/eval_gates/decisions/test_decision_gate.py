@@ -239,23 +239,31 @@ def test_tools_that_few_sessions_call_are_one_part_together() -> None:
     assert suite.lost == ["20 others"]
 
 
-@pytest.mark.parametrize("side", ["baseline", "candidate", "both"])
+BOTH = ("baseline", "candidate")
+
+
+@pytest.mark.parametrize("sides", [BOTH[:1], BOTH[1:], BOTH])
 @pytest.mark.parametrize(
     "change",
-    [{TOOL: None}, {TOOL: tool_label("other")}, {keeps("tool"): 0.7}, {keeps("tool"): "1"}],
+    [{TOOL: None}, {keeps("tool"): None}, {keeps("tool"): 0.7}, {keeps("tool"): "1"}],
 )
-def test_sides_that_do_not_say_alike_which_tool_is_meant_are_refused(
-    side: str, change: dict[str, Any]
+def test_a_side_that_does_not_say_which_tool_it_keeps_is_refused(
+    sides: tuple[str, ...], change: dict[str, Any]
 ) -> None:
-    before = called("find", 40, 1.0)
-    after = called("find", 40, 1.0)
-    if TOOL in change and side == "both" and change[TOOL] is not None:
-        return  # another name for the same tool
-    for rows, name in ((before, "baseline"), (after, "candidate")):
-        if side in (name, "both"):
-            rows[7] = replace(rows[7], own={**rows[7].own, **change})
+    rows = {side: called("find", 40, 1.0) for side in BOTH}
+    for side in sides:
+        rows[side][7] = replace(rows[side][7], own={**rows[side][7].own, **change})
     with pytest.raises(ValueError, match="find-7"):
-        whole_suite(before, after)
+        whole_suite(rows["baseline"], rows["candidate"])
+
+
+@pytest.mark.parametrize("side", BOTH)
+def test_sides_with_different_tools_are_refused(side: str) -> None:
+    rows = {side: called("find", 40, 1.0) for side in BOTH}
+    other = called("other", 40, 1.0)
+    rows[side][7] = replace(rows[side][7], own=other[7].own)
+    with pytest.raises(ValueError, match="find-7"):
+        whole_suite(rows["baseline"], rows["candidate"])
 
 
 def test_a_loss_of_the_margin_in_all_tools_is_rarely_named() -> None:
