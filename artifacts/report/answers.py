@@ -49,7 +49,14 @@ class FlippedAnswers:
     suite: str
     asked: int
     changed: int
+    # Some wrong choices may have changed to other wrong ones, which their records do not tell.
+    is_least: bool
     shown: list[FlippedAnswer]
+
+    @property
+    def words(self) -> str:
+        least = "at least " if self.is_least else ""
+        return f"{least}{self.changed} of {self.asked} answers changed"
 
 
 def changed_answers(evidence: ReportedRun) -> list[FlippedAnswers]:
@@ -66,11 +73,14 @@ def examples_of(
     recipe: str, suite: str, answered: PairedAnswers, metric: str = ""
 ) -> FlippedAnswers:
     """Return the largest losses, and gains in up to half of the room."""
-    changed = [
-        (after.score - before.score, before, after)
-        for before, after in zip(answered.baseline, answered.candidate, strict=True)
-        if not is_same_answer(answered.suite, answered.questions.get(before.id), before, after)
-    ]
+    changed = []
+    is_least = False
+    for before, after in zip(answered.baseline, answered.candidate, strict=True):
+        question = answered.questions.get(before.id)
+        is_same = is_same_answer(answered.suite, question, before, after, metric)
+        is_least |= is_same is None
+        if is_same is False:
+            changed.append((after.score - before.score, before, after))
     losses = sorted((change for change in changed if change[0] <= 0), key=lambda change: change[0])
     gains = sorted((change for change in changed if change[0] > 0), key=lambda change: -change[0])
     few_gains = gains[: max(EXAMPLES // 2, EXAMPLES - len(losses))]
@@ -82,6 +92,7 @@ def examples_of(
         suite,
         asked=len(answered.candidate),
         changed=len(changed),
+        is_least=is_least,
         shown=[
             FlippedAnswer(
                 question=before.id,
@@ -120,15 +131,14 @@ def answer_of(suite: AnySuite, question: Question | None, row: Answer, metric: s
         margin = f"{row.own['margin']:.3f} nats"
         return f"{kept}\nthe first other token is number {place}, by {margin}"
     if _is_chosen(row):
-        values = kind_of(suite).choice_values(suite, answer, _choices(question))
-        number = choose(values)
-        name = _choice(question, number) or f"choice {number + 1}"
+        number = find_choice(suite, question, answer, metric)
         words = f"log-likelihoods {_listed(answer)}"
-        is_by_length = list(values) != list(answer)
-        if metric.startswith("acc_") and not is_by_length:  # lm-eval's rows have no choices
+        if number is None:
             return f"({words}; {metric} counts the choices' lengths too, which are not recorded)"
-        if is_by_length:
+        values = _values(suite, question, answer)
+        if values != answer:
             words += f"; divided by the choices' lengths {_listed(values)}: the largest is chosen"
+        name = _choice(question, number) or f"choice {number + 1}"
         return f"{name}\n({words})"
     texts = answer if isinstance(answer, list) else [answer]
     words = "\n--- another sample ---\n".join(str(text) for text in texts)
@@ -155,21 +165,35 @@ def marked(row: Answer, key: str) -> str:
     return f"\n\n{shown}"
 
 
-def find_choice(suite: AnySuite, question: Question | None, likelihoods: list[float]) -> int:
-    """Return the most likely choice, by the suite's measure."""
-    return choose(kind_of(suite).choice_values(suite, likelihoods, _choices(question)))
+def find_choice(
+    suite: AnySuite, question: Question | None, likelihoods: list[float], metric: str
+) -> int | None:
+    """Return the chosen one; None if the metric counts lengths that are not recorded."""
+    values = _values(suite, question, likelihoods)
+    is_plain = metric == "acc_norm" and {len(text) for text in _choices(question)} == {1}
+    if metric.startswith("acc_") and values == likelihoods and not is_plain:
+        return None
+    return choose(values)
 
 
 def is_same_answer(
-    suite: AnySuite, question: Question | None, before: Answer, after: Answer
-) -> bool:
-    """Return whether both answers are the same, with any likelihood."""
+    suite: AnySuite, question: Question | None, before: Answer, after: Answer, metric: str
+) -> bool | None:
+    """Return whether both answers are the same, with any likelihood; None if it is not recorded."""
     if before.score != after.score:
         return False
     if _is_chosen(before) and _is_chosen(after):
-        first, second = (find_choice(suite, question, row.answer) for row in (before, after))
-        return first == second
+        chosen = [find_choice(suite, question, row.answer, metric) for row in (before, after)]
+        if None not in chosen:
+            return chosen[0] == chosen[1]
+        return True if before.score == 1.0 else None
     return bool(before.answer == after.answer)
+
+
+def _values(
+    suite: AnySuite, question: Question | None, likelihoods: Sequence[float]
+) -> list[float]:
+    return kind_of(suite).choice_values(suite, likelihoods, _choices(question))
 
 
 def _is_chosen(row: Answer) -> bool:

@@ -47,7 +47,7 @@ def test_a_choice_and_its_score_agree(made: FakeRun) -> None:
     assert answered is not None
     for row in (*answered.baseline, *answered.candidate):
         question = answered.questions[row.id]
-        right = find_choice(answered.suite, question, row.answer) == question.data["answer"]
+        right = find_choice(answered.suite, question, row.answer, "acc") == question.data["answer"]
         assert right == (row.score == 1.0)
 
 
@@ -60,6 +60,21 @@ def test_examples_are_few_and_begin_with_losses(made: FakeRun) -> None:
     assert mmlu.changed == made.report.variants[0].gates[0].flips > EXAMPLES
     assert len(mmlu.shown) == EXAMPLES
     assert mmlu.shown[0].words == "right to wrong"
+
+
+def test_choices_whose_lengths_are_unknown_are_counted_as_a_lower_limit() -> None:
+    """Without its question the choice by length was taken for the choice by likelihood."""
+    rows = [
+        ("right", 1.0, [-17.0, -6.0], [-6.0, -17.0]),
+        ("wrong", 0.0, [-17.0, -6.0], [-17.0, -6.0]),
+        ("lost", 1.0, [-17.0, -6.0], [-17.0, -6.0]),
+    ]
+    before = [Answer(name, "p", score, first) for name, score, first, _ in rows]
+    after = [Answer(name, "p", float(name == "right"), second) for name, _, _, second in rows]
+    told = examples_of("fp8", "mmlu", PairedAnswers(before, after, {}, CLOZE), "acc_norm")
+    assert told.words == "at least 1 of 3 answers changed"
+    told = examples_of("fp8", "mmlu", PairedAnswers(before, after, {}, LETTER), "acc")
+    assert told.words == "2 of 3 answers changed"
 
 
 def test_gains_are_shown_beside_many_losses() -> None:
