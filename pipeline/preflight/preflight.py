@@ -222,24 +222,31 @@ class Preflight:
             yield from calibration_faults(recipe, source.generation)
 
     def _of_kv_formats(self) -> Iterator[PrepareError]:
-        """Yield formats of `--kv` that the engine lacks on such a machine."""
-        profile = self.profile
-        engine = find_engine(profile.engine)
-        features = self.choices.node.cpu_features
-        gpu = gpu_type(self.machine) if profile.accelerator == "cuda" else None
+        """Yield formats of `--kv` and `--served-variant` that the engine lacks on such a machine.
+
+        A CPU profile's own was checked when it was chosen.
+        """
+        choices = self.choices
+        asked = dict[str, str]()
+        for recipe in choices.recipes:
+            kv_format = choices.profile_of(recipe).kv_cache_dtype
+            is_of_option = recipe.name in choices.kv_formats
+            where = f"--kv {kv_format}" if is_of_option else f"--served-variant {recipe.name}"
+            if is_of_option or kv_format != self.profile.kv_cache_dtype:
+                asked.setdefault(where, kv_format)
+        for where, kv_format in asked.items():
+            if lack := self._lacks_cache(kv_format):
+                hint = "leave the format out, or name another profile"
+                yield UsageError(lack, where=where, hint=hint)
+
+    def _lacks_cache(self, kv_format: str) -> str:
+        """Return why the engine has no such KV cache on such a machine, or an empty text."""
+        engine = find_engine(self.profile.engine)
+        if self.profile.accelerator == "cpu":
+            return engine.lacks(self.choices.node.cpu_features, kv_format)
+        gpu = gpu_type(self.machine)
         capability = gpu.compute_capability if gpu is not None else 0.0
-        for kv_format in dict.fromkeys(self.choices.kv_formats.values()):
-            lack = (
-                engine.lacks(features, kv_format)
-                if profile.accelerator == "cpu"
-                else engine.lacks_cache(kv_format, self.source.config, capability)
-            )
-            if lack:
-                yield UsageError(
-                    lack,
-                    where=f"--kv {kv_format}",
-                    hint="leave the format out, or name another profile",
-                )
+        return engine.lacks_cache(kv_format, self.source.config, capability)
 
     def _of_gpu_memory(self) -> Iterator[PrepareError]:
         """Yield models that GPUs cannot divide or hold."""

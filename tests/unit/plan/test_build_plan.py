@@ -121,6 +121,10 @@ class TestPairsOfWeightsAndKvCache:
         faults = survey(choices, settings, Listener()).faults
         assert ["--kv int4_per_token_head" in fault.where for fault in faults] == [True]
         assert "fp8_e5m2" in faults[0].message  # what there is
+        served = ("small=--kv-cache-dtype fp8_ds_mla", "same=--max-num-seqs 2")
+        choices = checkpoints.choices(**asked, served_variants=served)
+        faults = survey(choices, settings, Listener()).faults
+        assert [fault.where for fault in faults] == ["--served-variant small"]
 
     @pytest.mark.parametrize("kv", ["", "fp8,,auto", "--x", "a" * 50])
     def test_what_is_no_format(self, checkpoints: Checkpoints, settings: Settings, kv: str) -> None:
