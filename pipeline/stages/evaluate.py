@@ -184,7 +184,7 @@ def run(context: Context) -> EvaluateResult:
     state = finding.state if finding is not None else "open"
     if finding is not None and state != "open":
         decided = todo.stopping.look_ends()[finding.number - 1]
-        context.note(f"{suite}: decided after {decided} questions ({state})")
+        context.note(f"{suite}: its mean is decided after {decided} questions ({state})")
     return EvaluateResult(
         **facts,
         metric=kind.metric(context.parameters.suite, laid_out.metric),
