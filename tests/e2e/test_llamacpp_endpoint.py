@@ -25,7 +25,7 @@ NAME = "demo"
 POLICY = """
 name: itself
 summary: numbers hidden in a text, asked by messages
-suites: {needles: {kind: needles, lengths: [512], cases: 24, max_tokens: 48,
+suites: {needles: {kind: needles, lengths: [512], cases: 24, max_tokens: 160,
   margins: {fp8: 0.3}, noise_floor_questions: 3}}
 """
 
