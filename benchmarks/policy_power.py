@@ -27,6 +27,7 @@ from speed_power import TYPICAL, normal, passes
 
 from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.stopping import comparison_of
+from pipeline.plan.known_questions import KnownQuestions
 from pipeline.preflight.power import RATIO, policy_power, promotion_power
 from pipeline.preflight.speed_power import speed_power
 from recipes.catalog import load_policy, load_profile, load_recipe
@@ -90,7 +91,8 @@ def replay(name: str, runs: int) -> dict[str, object]:
     recipes = [load_recipe("fp8-dynamic"), load_recipe("awq-w4a16")]
     counts = {suite: min(COUNTS[suite], s.questions or 10**9) for suite, s in policy.suites.items()}
     level = gate_level(policy.alpha, policy.attempts, VARIANTS)
-    told = policy_power(policy, recipes, counts, level)
+    known = {suite: KnownQuestions.so_many(count) for suite, count in counts.items()}
+    told = policy_power(policy, recipes, known, level)
     speed = speed_power(policy, load_profile("h100"), level)
     rates: dict[str, dict[str, float]] = {}
     for gate in told:

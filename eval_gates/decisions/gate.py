@@ -15,6 +15,7 @@ from typing import Literal
 from pydantic import Field
 
 from eval_gates.clusters import group_by_cluster
+from eval_gates.decisions.parts import is_about
 from eval_gates.decisions.task import KindGate, gate_name, gates_of
 from eval_gates.decisions.turn_decision import KINDS, READER_ERRORS, keeps
 from eval_gates.gate_result import SCORE, GateResult, Verdict
@@ -93,9 +94,7 @@ class _Turns:
 
     @classmethod
     def of(cls, rows: Answers, kind: str, gate: KindGate) -> _Turns:
-        about = [
-            row for row in rows if row.group == gate.group and (not kind or keeps(kind) in row.own)
-        ]
+        about = [row for row in rows if is_about(row, kind, gate)]
         shares = [
             sum(_value(row, kind) for row in session) / len(session)
             for session in group_by_cluster(about)

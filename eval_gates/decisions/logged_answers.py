@@ -1,15 +1,18 @@
-"""What a log's own answers decide, for `prepare plan`; no arm is compared with them."""
+"""What the answers of a log decide, or recorded ones, for the chances of gates before any work.
+
+No arm is compared with those of a log.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from eval_gates.decisions.parts import tool_label
+from eval_gates.decisions.parts import CALLS, TOOL, is_about, tool_label
 from eval_gates.decisions.task import AS_LOGGED, KindGate, gate_name
 from eval_gates.decisions.turn_decision import TurnDecision, keeps, kept_kinds, read_decision
 from eval_gates.decisions.written_turn import without_thoughts
-from eval_gates.rows import Question, Reply, ToolCall
+from eval_gates.rows import Answer, Question, Reply, ToolCall
 from eval_gates.suites.chat_logs import Turn, tool_name
 from eval_gates.suites.suite_kind import LoggedAnswers
 
@@ -38,6 +41,23 @@ def read_logged_answers(
     return LoggedAnswers(
         shares=shares, empty=_empty_by_session(answered), tools=_sessions_by_tool(answered)
     )
+
+
+def read_recorded_answers(
+    rows: Sequence[Answer], gates: Sequence[tuple[str, KindGate]]
+) -> LoggedAnswers:
+    """Return what the reference decided, as the rows say that were compared with it.
+
+    What empty answers score is judged with the recorded scores, so it is not told.
+    """
+    sessions = {row.cluster for row in rows}
+    shares = dict[str, float]()
+    for kind, gate in gates:
+        about = {row.cluster for row in rows if is_about(row, kind, gate)}
+        shares[gate_name("", kind, gate)] = len(about) / len(sessions)
+    calling = [row for row in rows if row.group == AS_LOGGED and CALLS in row.own]
+    tools = Counter(label for label, _ in {(str(row.own[TOOL]), row.cluster) for row in calling})
+    return LoggedAnswers(shares=shares, empty=[], tools=tools)
 
 
 def _logged_decision(turn: Turn) -> TurnDecision | None:

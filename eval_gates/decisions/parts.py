@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from eval_gates.decisions.task import AS_LOGGED
+from eval_gates.decisions.task import AS_LOGGED, KindGate
 from eval_gates.decisions.turn_decision import keeps
 from eval_gates.quality_result import GroupReport, report_parts
 from eval_gates.rows import Answer
@@ -21,6 +21,11 @@ def tool_label(name: str) -> str:
     """Return how answers and reports name a tool: names stay in the store."""
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
     return f"tool {digest[:LABEL_DIGITS]}"
+
+
+def is_about(row: Answer, kind: str, gate: KindGate) -> bool:
+    """Return whether a gate is about the turn, by what the reference decided."""
+    return row.group == gate.group and (not kind or keeps(kind) in row.own)
 
 
 def abilities_and_tools(

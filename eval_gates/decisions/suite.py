@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eval_gates.ask import Client
-from eval_gates.decisions.logged_answers import read_logged_answers
+from eval_gates.decisions.logged_answers import read_logged_answers, read_recorded_answers
 from eval_gates.decisions.parts import TOOL, abilities_and_tools, report_turns, tool_label
 from eval_gates.decisions.task import (
     ABOUT_CALLS,
@@ -141,6 +141,10 @@ class Decisions(SuiteKind[DecisionsTask]):
         """Return what the log decides at its answered turns."""
         turns = self._turns(order.source, order.folder)
         return read_logged_answers(turns, questions, gates_of(task))
+
+    def recorded_answers(self, task: DecisionsTask, rows: Sequence[Answer]) -> LoggedAnswers:
+        """Return what the reference decided, as the rows say that were compared with it."""
+        return read_recorded_answers(rows, gates_of(task))
 
     def _turns(self, identity: QuestionSource, folder: Path | None) -> list[Turn]:
         return read_turns(self.read(identity, folder), carried_tools())[0]

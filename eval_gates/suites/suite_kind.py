@@ -53,7 +53,7 @@ class QuestionOrder:
 
 
 class LoggedAnswers(Record):
-    """What a log's own answers show before a baseline answers."""
+    """What the answers of a log, or recorded ones, show before anything is asked."""
 
     shares: dict[str, float] = Field(
         description="of the clusters that each further gate is about, by its name, where known"
@@ -131,6 +131,10 @@ class SuiteKind(SourcedKind, SuiteModels, Generic[Task]):
         self, task: Task, questions: Sequence[Question], order: QuestionOrder
     ) -> LoggedAnswers | None:
         """Return what the answers in the source itself show of these known questions, if any."""
+        return None
+
+    def recorded_answers(self, task: Task, rows: Sequence[Answer]) -> LoggedAnswers | None:
+        """Return what recorded answers show of the turns that further gates are about, if any."""
         return None
 
     def open(self, task: Task, questions: Sequence[Question], folder: Path) -> None:

@@ -73,17 +73,16 @@ def check_policy(request: ModelRequest, name: str, *, as_json: bool) -> None:
             progress,
         )
         refuse(sources.faults(policy))
-        counts = sources.counts(policy)
+        known = sources.known_of(policy)
         note_repeated_fields(policy, sources, progress)
         sources.note_remarks(policy)
         level = gate_level(
             policy.alpha, policy.attempts, len(recipes), in_sequence=request.until_pass
         )
         check_known_clusters(policy, sources, progress)
-        logs = sources.logs(policy)
-        check_power(policy, recipes, counts, level, logs)
+        check_power(policy, recipes, known, level)
         families = [recipe.family for recipe in recipes]
-        power = policy_power(policy, recipes, counts, level, logs) + speed_power(
+        power = policy_power(policy, recipes, known, level) + speed_power(
             policy, served, level, families=families
         )
         if as_json:

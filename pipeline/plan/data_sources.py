@@ -15,7 +15,7 @@ import recipes
 from eval_gates.clusters import repeated_field
 from eval_gates.suites.json_lines import question_files, read_rows
 from eval_gates.suites.sources import QuestionSource, SuiteSource
-from eval_gates.suites.suite_kind import LoggedAnswers, kind_of
+from eval_gates.suites.suite_kind import kind_of
 from pipeline.plan.known_questions import KnownQuestions, find_known
 from pipeline.stages.questions import QuestionsResult
 from prepare.digest import FileDigests, digest_json
@@ -144,24 +144,9 @@ class SourceResolver:
     def note(self, text: str) -> None:
         self.progress.note(text)
 
-    def counts(self, policy: Policy) -> dict[str, int | None]:
-        """Return available questions, or the clusters that are asked, by suite; None if unknown.
-
-        EvaluationDataError: as :meth:`known`.
-        """
-        known = {name: self.known(name, suite) for name, suite in policy.suites.items()}
-        return {
-            name: known[name].clusters if suite.cluster_by else known[name].questions
-            for name, suite in policy.suites.items()
-        }
-
-    def logs(self, policy: Policy) -> dict[str, LoggedAnswers]:
-        """Return by suite what its source's own answers show, where it has some.
-
-        EvaluationDataError: as :meth:`known`.
-        """
-        logs = {name: self.known(name, suite).logged for name, suite in policy.suites.items()}
-        return {name: logged for name, logged in logs.items() if logged is not None}
+    def known_of(self, policy: Policy) -> dict[str, KnownQuestions]:
+        """Return by suite what is known of its questions; raises as :meth:`known`."""
+        return {name: self.known(name, suite) for name, suite in policy.suites.items()}
 
     def calibration(
         self, calibration: Calibration, limit: CalibrationLimit | None, variant: str

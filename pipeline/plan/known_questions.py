@@ -40,6 +40,18 @@ class KnownQuestions(Record):
     logged: LoggedAnswers | None = None
     remarks: list[str] = Field([], description="that laying out made")
 
+    @classmethod
+    def so_many(cls, number: int | None, logged: LoggedAnswers | None = None) -> KnownQuestions:
+        """Return so many questions, or clusters of a suite that has them."""
+        return cls(questions=number, clusters=number, logged=logged)
+
+    def units(self, suite: AnySuite) -> int | None:
+        """Return how many questions, or clusters, the suite asks at most; None if unknown."""
+        if suite.cluster_by:
+            return self.clusters
+        known = [number for number in (suite.questions, self.questions) if number is not None]
+        return min(known, default=None)
+
 
 def find_known(suite: AnySuite, source: SuiteSource, home: Path) -> KnownQuestions:
     """Return what is known of a suite's questions; local ones are laid out, or remembered.

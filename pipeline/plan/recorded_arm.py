@@ -27,6 +27,7 @@ from eval_gates.suites.suite_kind import kind_of
 from pipeline.environments.definition import SUITE_ASKER
 from pipeline.environments.settings import Settings
 from pipeline.plan.data_sources import SourceResolver
+from pipeline.plan.known_questions import KnownQuestions
 from pipeline.stages import answers_role, questions_role
 from pipeline.stages.evaluate import EVALUATE, TEXTS
 from pipeline.stages.evidence import Evidence
@@ -93,13 +94,14 @@ class RecordedArm:
         """Return the number of a suite's recorded answers."""
         return len(self.evidence.answers(answers_role(self.parameters.side, suite)))
 
-    def counts(self) -> dict[str, int | None]:
-        """Return the answered questions, or clusters, by suite: no look goes further."""
-        side = self.parameters.side
-        return {
-            name: len(group_by_cluster(self.evidence.answers(answers_role(side, name))))
-            for name in self.policy.suites
-        }
+    def known(self) -> dict[str, KnownQuestions]:
+        """Return by suite what its recorded answers show: no look goes further than they do."""
+        known = {}
+        for name, suite in self.policy.suites.items():
+            rows = self.evidence.answers(answers_role(self.parameters.side, name))
+            shown = kind_of(suite).recorded_answers(suite, rows)
+            known[name] = KnownQuestions.so_many(len(group_by_cluster(rows)), shown)
+        return known
 
     def without(self, left_out: Sequence[str]) -> RecordedArm:
         """Return the arm without these suites."""

@@ -29,7 +29,7 @@ class DecisionGatePower:
     alpha: float
     flips: float
     of_all: int | None  # sessions; None if unknown
-    logged_share: float | None  # of sessions with such a turn, by the log's own answers
+    known_share: float | None  # of sessions with such a turn, by answers that are there already
     usual_loss: float | None = None  # of a usual variant; None where the policy states none
 
     @property
@@ -44,14 +44,14 @@ class DecisionGatePower:
     @property
     def share(self) -> float:
         """Return the share of sessions that have such a turn."""
-        known = (self.logged_share, self.gate.sessions)
+        known = (self.known_share, self.gate.sessions)
         return next((share for share in known if share is not None), _SHARE)
 
     @property
     def source(self) -> str:
         """Return where the number of sessions is from."""
-        if self.logged_share is not None:
-            return "those in which the log's own answers have such a turn"
+        if self.known_share is not None:
+            return "those that have such a turn, by the answers of the log or on record"
         return f"assumed: {100 * self.share:g} % have such a turn"
 
     def power(self) -> GatePower:

@@ -20,7 +20,7 @@ from eval_gates.statistics.looks import min_unchanged_values, planned_looks
 from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.stopping import comparison_of
 from eval_gates.suites.suite_kind import LoggedAnswers, SuiteKind, kind_of
-from pipeline.plan.known_questions import clusters_asked
+from pipeline.plan.known_questions import KnownQuestions, clusters_asked
 from pipeline.plan.recorded_arm import RecordedArm
 from pipeline.preflight.chances import (
     Chances,
@@ -36,9 +36,8 @@ from prepare.errors import UsageError
 from recipes.policy import AnySuite, Margin, Policy
 from recipes.schema import Family, Recipe
 
-Counts = Mapping[str, int | None]
-Logs = Mapping[str, LoggedAnswers]
-NO_LOGS: Logs = {}
+Known = Mapping[str, KnownQuestions]
+"""By suite."""
 
 MIN_CHANCE = 0.2
 """Below it a critical gate is refused: nearly every good variant would stay undecided."""
@@ -98,18 +97,16 @@ def _product(chances: Sequence[float | None]) -> float | None:
 def policy_power(
     policy: Policy,
     recipes: Sequence[Recipe],
-    counts: Counts,
+    known: Known,
     level: float,
-    logs: Logs = NO_LOGS,
 ) -> tuple[GatePower, ...]:
     """Compute every suite's chances; each needs a margin for the families.
 
-    `counts` are available questions, or clusters that are asked; `level` is that of one variant's
-    gate; `logs` are what sources show of their own answers.
+    `level` is that of one variant's gate.
     """
-    gates = _gates(policy, recipes, counts, level, logs)
+    gates = _gates(policy, recipes, known, level)
     return tuple(gate.power() for gate in gates) + tuple(
-        gate.power() for gate in _kind_gates(policy, recipes, counts, level, logs)
+        gate.power() for gate in _kind_gates(policy, recipes, known, level)
     )
 
 
@@ -123,12 +120,12 @@ def engine_margins(record: RecordedArm) -> dict[str, Margin]:
     family = record.judged.family
     level = gate_level(policy.alpha, policy.attempts, 1)
     margins = {}
-    for name, count in record.counts().items():
-        margins[name] = decidable_margin(policy, name, family, level, count)
+    for name, known in record.known().items():
+        margins[name] = decidable_margin(policy, name, family, level, known.clusters)
     return margins
 
 
-def recheck_notes(policy: Policy, recipes: Sequence[Recipe], counts: Counts) -> Iterator[str]:
+def recheck_notes(policy: Policy, recipes: Sequence[Recipe], known: Known) -> Iterator[str]:
     """Yield suites that a variant may leave with too few answers to compare another engine by.
 
     One that is decided at its first look is asked nothing more.
@@ -136,13 +133,13 @@ def recheck_notes(policy: Policy, recipes: Sequence[Recipe], counts: Counts) -> 
     level = gate_level(policy.alpha, policy.attempts, 1)
     families = dict.fromkeys(recipe.family for recipe in recipes)
     for name, suite in policy.suites.items():
-        known = _available(policy, name, counts)
+        units = known[name].units(suite)
         for family in families:
-            if family == "baseline" or known is None:
+            if family == "baseline" or units is None:
                 continue
             margin = comparison_of(suite.margins[family]).margin
             asks_all = kind_of(suite).asks_baseline_twice
-            first = known if asks_all else planned_looks(known, margin)[0].n
+            first = units if asks_all else planned_looks(units, margin)[0].n
             wanted = engine_margin(policy, name, family)
             if policy.engine_margin(name, family) is not None:
                 compared = suite.model_copy(update={"margins": {family: wanted}})
@@ -173,22 +170,24 @@ def decidable_margin(
 def check_power(
     policy: Policy,
     recipes: Sequence[Recipe],
-    counts: Counts,
+    known: Known,
     level: float,
-    logs: Logs = NO_LOGS,
 ) -> None:
     """Refuse suites that cannot decide; advisory ones need not.
 
     UsageError: a suite cannot pass a lossless variant, or cannot tell it from guessing. Critical
     ones must pass MIN_CHANCE of lossless variants.
     """
-    suites = _gates(policy, recipes, counts, level, logs)
-    kinds = _kind_gates(policy, recipes, counts, level, logs)
+    suites = _gates(policy, recipes, known, level)
+    kinds = _kind_gates(policy, recipes, known, level)
     refusals = [(gate.suite.tier, gate.refusal()) for gate in suites]
     refusals += [(gate.gate.tier, gate.refusal()) for gate in kinds]
     if (cost := policy.cost) is not None:
-        asked = {n: _available(policy, n, counts) for n in cost.suites if n in policy.suites}
-        refusals += [(cost.tier, _cost_refusal(name, number)) for name, number in asked.items()]
+        named = {name: policy.suites[name] for name in cost.suites if name in policy.suites}
+        refusals += [
+            (cost.tier, _cost_refusal(name, known[name].units(suite)))
+            for name, suite in named.items()
+        ]
     for tier, refusal in refusals:
         if refusal is not None and tier != "advisory":
             raise refusal
@@ -222,13 +221,13 @@ def check_counted(
     }
     if suites:
         counted = policy.model_copy(update={"suites": suites})
-        counts = {}
+        known = {}
         for name, suite in suites.items():
             number = laid_out[name].units
             if suite.cluster_by:
                 number = clusters_asked(number, laid_out[name].questions, suite.questions)
-            counts[name] = number
-        check_power(counted, recipes, counts, level)
+            known[name] = KnownQuestions.so_many(number)
+        check_power(counted, recipes, known, level)
 
 
 @dataclass(frozen=True)
@@ -447,10 +446,10 @@ class _SuiteGate:
 
 
 def _kind_gates(
-    policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float, logs: Logs
+    policy: Policy, recipes: Sequence[Recipe], known: Known, level: float
 ) -> Iterator[DecisionGatePower]:
     """Yield the gates that suites of decisions have besides their own."""
-    for gate in _gates(policy, recipes, counts, level, logs):
+    for gate in _gates(policy, recipes, known, level):
         for kind, own in gates_of(gate.suite):
             if gate.family in own.margins:
                 if policy.undecided_supporting == "hold" and own.tier == "supporting":
@@ -465,7 +464,7 @@ def _kind_gates(
                     alpha=gate.alpha,
                     flips=gate.flips,
                     of_all=gate.questions,
-                    logged_share=gate.logged.shares.get(gate_name("", kind, own))
+                    known_share=gate.logged.shares.get(gate_name("", kind, own))
                     if gate.logged is not None
                     else None,
                     usual_loss=usual.loss if usual is not None else None,
@@ -473,20 +472,12 @@ def _kind_gates(
 
 
 def _gates(
-    policy: Policy, recipes: Sequence[Recipe], counts: Counts, level: float, logs: Logs
+    policy: Policy, recipes: Sequence[Recipe], known: Known, level: float
 ) -> Iterator[_SuiteGate]:
     families = dict.fromkeys(recipe.family for recipe in recipes if recipe.family != "baseline")
     for name, suite in policy.suites.items():
-        questions = _available(policy, name, counts)
+        questions = known[name].units(suite)
         if policy.undecided_supporting == "hold" and suite.tier == "supporting":
             suite = suite.model_copy(update={"tier": "critical"})  # it must pass, too
         for family in families:
-            yield _SuiteGate(name, suite, family, level, questions, logs.get(name))
-
-
-def _available(policy: Policy, name: str, counts: Counts) -> int | None:
-    """Return how many questions or clusters a suite asks at most; None if unknown."""
-    if policy.suites[name].cluster_by:
-        return counts[name]
-    known = [count for count in (policy.suites[name].questions, counts[name]) if count is not None]
-    return min(known, default=None)
+            yield _SuiteGate(name, suite, family, level, questions, known[name].logged)

@@ -162,9 +162,8 @@ def _question_faults(
     if not missing and not choices.asked.is_screening:  # without gates nothing is to be decided
         try:
             check_known_clusters(policy, sources, progress)
-            counts = sources.counts(policy)
-            logs = sources.logs(policy)
-            check_power(choices.policy, choices.recipes, counts, choices.level, logs)
+            known = sources.known_of(policy)
+            check_power(choices.policy, choices.recipes, known, choices.level)
         except UsageError as fault:
             yield fault
 
@@ -178,8 +177,7 @@ def check_fitted(
     """
     resolved = resolve_generation(choices.policy, checkpoint.generation)
     if fitted != resolved and not choices.asked.is_screening:
-        counts = sources.counts(fitted)
-        check_power(fitted, choices.recipes, counts, choices.level, sources.logs(fitted))
+        check_power(fitted, choices.recipes, sources.known_of(fitted), choices.level)
 
 
 def _disk_faults(preflight: Preflight, choices: Choice) -> list[PrepareError]:

@@ -220,9 +220,9 @@ def plan_of(
         run=run_id,
         remeasured=find_gates(choice.asked.remeasure, policy, None),
     ).build()
-    counts = sources.counts(policy)
+    known = sources.known_of(policy)
     check_known_clusters(policy, sources, progress)
-    check_power(policy, (candidate.recipe,), counts, plan.trial.level, sources.logs(policy))
+    check_power(policy, (candidate.recipe,), known, plan.trial.level)
     AttemptLedger(settings.open_store()).check_allowed(plan.trial)
     return plan
 

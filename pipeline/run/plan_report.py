@@ -222,7 +222,7 @@ def forecast(
     power: tuple[GatePower, ...] = ()
     if all(isinstance(fault, HubError) for fault in faults):  # they do not depend on the checkpoint
         power = (
-            *policy_power(policy, tried, sources.counts(policy), level, sources.logs(policy)),
+            *policy_power(policy, tried, sources.known_of(policy), level),
             *speed_power(
                 choices.policy,
                 profile,
@@ -252,7 +252,7 @@ def forecast(
         order=order,
         notes=(
             *early.notes,
-            *(recheck_notes(policy, tried, sources.counts(policy)) if power else ()),
+            *(recheck_notes(policy, tried, sources.known_of(policy)) if power else ()),
         ),
         whole_run=tuple(assume_whole_run(choices, parameters)),
     )

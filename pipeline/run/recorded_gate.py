@@ -281,6 +281,6 @@ def plan_of(choice: RecordedChoice, settings: Settings, sources: SourceResolver,
         run=run.log.run_id,
         remeasured=find_gates(choice.asked.remeasure, policy, None),
     ).build()
-    check_power(policy, (candidate.recipe,), record.counts(), plan.trial.level)
+    check_power(policy, (candidate.recipe,), record.known(), plan.trial.level)
     AttemptLedger(settings.open_store()).check_allowed(plan.trial)
     return plan

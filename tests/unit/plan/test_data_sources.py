@@ -114,6 +114,11 @@ class Resolving:
     def notes(self) -> list[str]:
         return self.listener.notes
 
+    def units(self, policy: Policy) -> dict[str, int | None]:
+        """Known questions, or clusters, by suite."""
+        known = self.resolver.known_of(policy)
+        return {name: known[name].units(suite) for name, suite in policy.suites.items()}
+
 
 @pytest.fixture
 def resolving(tmp_path: Path) -> Resolving:
@@ -145,7 +150,7 @@ class TestSuite:
             asked = {"name": "p", "summary": "s", "suites": {"mine": {"margins": MARGINS, **suite}}}
             policy = Policy.model_validate(asked)
             reads = suite.get("sources") is None
-            return Resolving(tmp_path, folder if reads else None).resolver.counts(policy)["mine"]
+            return Resolving(tmp_path, folder if reads else None).units(policy)["mine"]
 
         assert counted(kind="mmlu") == 20
         assert counted(kind="mmlu", cluster_by="passage") == 5
@@ -292,7 +297,8 @@ class TestOwnData:
     def test_paths_start_from_the_policys_directory(self, tmp_path: Path, place: Path) -> None:
         policy = load_policy(str(place / "policy.yaml"))
         resolver = Resolving(tmp_path).resolver
-        assert resolver.counts(policy) == {"capitals": 2, "rivers": 3, "notes": 1}
+        numbers = {"capitals": 2, "rivers": 3, "notes": 1}
+        assert Resolving(tmp_path).units(policy) == numbers
         found = resolver.suite("capitals", policy.suites["capitals"])
         assert found.folder == place / "data" / "capitals.jsonl"
         kept = resolve_generation(policy, ModelGeneration()).suites["rivers"]
@@ -304,7 +310,7 @@ class TestOwnData:
         written = MINE.replace("data/capitals.jsonl", str(file))
         (place / "policy.yaml").write_text(written)
         policy = load_policy(str(place / "policy.yaml"))
-        assert Resolving(tmp_path).resolver.counts(policy)["capitals"] == 2
+        assert Resolving(tmp_path).units(policy)["capitals"] == 2
         assert str(place) not in policy.model_dump_json()
 
     @pytest.mark.parametrize("kind", ["mmlu", "mmlu_pro", "gsm8k", "ifeval", "mbpp", "structured"])
@@ -409,7 +415,7 @@ class TestHowMany:
         def counted(**asked: Any) -> int | None:
             suite = Mmlu.policy(margins=MARGINS, num_fewshot=0, **asked)
             policy = Policy.model_validate({"name": "p", "summary": "s", "suites": {"m": suite}})
-            return Resolving(tmp_path, folder).resolver.counts(policy)["m"]
+            return Resolving(tmp_path, folder).units(policy)["m"]
 
         assert counted(cluster_by="passage") == 100
         assert counted(cluster_by="passage", questions=90) == 18
@@ -423,7 +429,7 @@ class TestHowMany:
         suite = Mmlu.policy(margins=MARGINS, num_fewshot=0)
         policy = Policy.model_validate({"name": "p", "summary": "s", "suites": {"mine": suite}})
         resolving = Resolving(tmp_path, folder)
-        assert resolving.resolver.counts(policy) == {"mine": 99}
+        assert resolving.units(policy) == {"mine": 99}
         resolving.resolver.note_remarks(policy)
         resolving.resolver.note_remarks(policy)
         (note,) = resolving.listener.notes
@@ -438,7 +444,7 @@ class TestHowMany:
         suite = Mmlu.policy(margins=MARGINS, num_fewshot=0)
         policy = Policy.model_validate({"name": "p", "summary": "s", "suites": {"mine": suite}})
         first = Resolving(tmp_path, folder)
-        assert first.resolver.counts(policy) == {"mine": 39}
+        assert first.units(policy) == {"mine": 39}
 
         def never(*_: Any) -> Any:
             raise AssertionError("laid out again")
@@ -446,15 +452,15 @@ class TestHowMany:
         with monkeypatch.context() as patched:
             patched.setattr(Mmlu, "known_questions", never)
             again = Resolving(tmp_path, folder)
-            assert again.resolver.counts(policy) == {"mine": 39}
+            assert again.units(policy) == {"mine": 39}
             again.resolver.note_remarks(policy)
             assert len(again.listener.notes) == 1
             (folder / "mmlu_test.jsonl").write_text(json.dumps(ROW) + "\n")
             with pytest.raises(AssertionError, match="laid out again"):
-                Resolving(tmp_path, folder).resolver.counts(policy)
+                Resolving(tmp_path, folder).units(policy)
         (kept,) = (tmp_path / "known-questions").glob("*.json")
         kept.write_text("[")
-        assert Resolving(tmp_path, folder).resolver.counts(policy) == {"mine": 1}
+        assert Resolving(tmp_path, folder).units(policy) == {"mine": 1}
 
 
 @pytest.mark.parametrize(

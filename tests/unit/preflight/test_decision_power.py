@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+from known_by_suite import known_by_suite
 
 from eval_gates.decisions.gate import judge_decisions
 from eval_gates.decisions.suite import Decisions
@@ -46,7 +47,7 @@ def policy_of(kind: str, **gate: Any) -> Policy:
 
 
 def power_of(policy: Policy, sessions: int | None = SESSIONS) -> GatePower:
-    _, gate = policy_power(policy, RECIPES, {"agents": sessions}, LEVEL)
+    _, gate = policy_power(policy, RECIPES, known_by_suite({"agents": sessions}), LEVEL)
     return gate
 
 
@@ -65,25 +66,26 @@ def test_a_log_that_has_the_kind_is_counted() -> None:
     """In a log of 40 sessions, all with calls, half of them were assumed, and plan refused."""
     policy = policy_of("calls", sessions=None)
     counted = {"agents": 40}
-    logs = {"agents": LoggedAnswers(shares={"calls": 1.0}, empty=[0.0] * 40, tools={})}
-    check_power(policy, RECIPES, counted, LEVEL, logs)
-    _, gate = policy_power(policy, RECIPES, counted, LEVEL, logs)
+    logs = LoggedAnswers(shares={"calls": 1.0}, empty=[0.0] * 40, tools={})
+    check_power(policy, RECIPES, known_by_suite(counted, logs), LEVEL)
+    _, gate = policy_power(policy, RECIPES, known_by_suite(counted, logs), LEVEL)
     assert gate.units == 40
     with pytest.raises(UsageError, match="about 20"):
-        check_power(policy, RECIPES, {"agents": 40}, LEVEL)
+        check_power(policy, RECIPES, known_by_suite({"agents": 40}), LEVEL)
     # What the policy assumes is for logs without answers.
     assumed = policy_of("calls", sessions=0.8)
-    _, gate = policy_power(assumed, RECIPES, counted, LEVEL, logs)
+    _, gate = policy_power(assumed, RECIPES, known_by_suite(counted, logs), LEVEL)
     assert gate.units == 40
-    _, gate = policy_power(assumed, RECIPES, counted, LEVEL)
+    _, gate = policy_power(assumed, RECIPES, known_by_suite(counted), LEVEL)
     assert gate.units == 32
 
 
 @pytest.mark.parametrize(("empty", "passes"), [(0.9, False), (0.5, True)])
 def test_a_log_in_which_empty_answers_would_do_is_told(empty: float, passes: bool) -> None:
     """A margin of 20 points reaches down to an answer that neither calls nor declines."""
-    logs = {"agents": LoggedAnswers(shares={}, empty=[empty] * 300, tools={})}
-    suite, _ = policy_power(policy_of("calls"), RECIPES, {"agents": 300}, LEVEL, logs)
+    logs = LoggedAnswers(shares={}, empty=[empty] * 300, tools={})
+    known = known_by_suite({"agents": 300}, logs)
+    suite, _ = policy_power(policy_of("calls"), RECIPES, known, LEVEL)
     assert suite.passes is not None
     assert (suite.passes > 0.9) is passes
     assert ("insensitive" in suite.words) is not passes
@@ -109,11 +111,13 @@ def test_a_log_in_which_empty_answers_would_do_is_told(empty: float, passes: boo
     ],
 )
 def test_tools_that_are_called_too_rarely_are_told(tools: dict[str, int], words: str) -> None:
-    logs = {"agents": LoggedAnswers(shares={}, empty=[0.0] * 300, tools=tools)}
-    suite, _ = policy_power(policy_of("calls"), RECIPES, {"agents": 300}, LEVEL, logs)
+    logs = LoggedAnswers(shares={}, empty=[0.0] * 300, tools=tools)
+    known = known_by_suite({"agents": 300}, logs)
+    suite, _ = policy_power(policy_of("calls"), RECIPES, known, LEVEL)
     assert words in suite.words
-    alone = {"agents": LoggedAnswers(shares={}, empty=[0.0] * 300, tools={"tool a": 90})}
-    suite, _ = policy_power(policy_of("calls"), RECIPES, {"agents": 300}, LEVEL, alone)
+    alone = LoggedAnswers(shares={}, empty=[0.0] * 300, tools={"tool a": 90})
+    known = known_by_suite({"agents": 300}, alone)
+    suite, _ = policy_power(policy_of("calls"), RECIPES, known, LEVEL)
     assert "tool" not in suite.words
 
 
@@ -139,7 +143,7 @@ def test_a_supporting_gate_tells_what_it_fails(kind: str) -> None:
 def test_without_a_count_nothing_is_claimed(kind: str) -> None:
     gate = power_of(policy_of(kind), None)
     assert (gate.passes, gate.units) == (None, None)
-    check_power(policy_of(kind), RECIPES, {"agents": None}, LEVEL)
+    check_power(policy_of(kind), RECIPES, known_by_suite({"agents": None}), LEVEL)
 
 
 def unchanged(sessions: int, kind: str) -> list[Answer]:
@@ -162,15 +166,15 @@ def test_the_fewest_sessions_are_those_of_the_gate(kind: str) -> None:
         rows = unchanged(sessions, kind)
         (result,) = judge_decisions("agents", suite, "fp8", LEVEL, rows, rows)
         assert result.verdict == verdict
-    check_power(policy, RECIPES, {"agents": least}, LEVEL)
+    check_power(policy, RECIPES, known_by_suite({"agents": least}), LEVEL)
     with pytest.raises(UsageError) as caught:
-        check_power(policy, RECIPES, {"agents": least - 1}, LEVEL)
+        check_power(policy, RECIPES, known_by_suite({"agents": least - 1}), LEVEL)
     assert caught.value.where == "policy key suites.agents, margins of fp8"
     supporting = policy_of(kind, sessions=1.0, tier="supporting")
-    check_power(supporting, RECIPES, {"agents": least - 1}, LEVEL)
+    check_power(supporting, RECIPES, known_by_suite({"agents": least - 1}), LEVEL)
     held = supporting.model_copy(update={"undecided_supporting": "hold"})
     with pytest.raises(UsageError):
-        check_power(held, RECIPES, {"agents": least - 1}, LEVEL)
+        check_power(held, RECIPES, known_by_suite({"agents": least - 1}), LEVEL)
 
 
 def replay(sessions: int, loss: float, runs: int = 80) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from known_by_suite import known_by_suite
 
 from eval_gates.speed.rules import SpeedRule
 from eval_gates.statistics.assay_sensitivity import check_sensitivity
@@ -104,8 +105,8 @@ def test_a_baseline_that_may_know_too_little_is_in_the_chance() -> None:
     def told(**more: float) -> GatePower:
         suite = {"kind": "mmlu", "margins": {"fp8": 0.02}, **more}
         policy = Policy.model_validate({"name": "p", "summary": "s", "suites": {"m": suite}})
-        check_power(policy, FP8, {"m": 2000}, 0.05)  # an assumption refuses nothing
-        (gate,) = policy_power(policy, FP8, {"m": 2000}, 0.05)
+        check_power(policy, FP8, known_by_suite({"m": 2000}), 0.05)  # an assumption refuses nothing
+        (gate,) = policy_power(policy, FP8, known_by_suite({"m": 2000}), 0.05)
         return gate
 
     usual = told()
@@ -121,7 +122,7 @@ def test_a_recoverys_baseline_is_named_and_can_be_given() -> None:
     for given, named in ((None, "50 %"), (0.9, "90 %")):
         suite = {"kind": "mmlu", "margins": {"fp8": {"recovery": 0.95}}, "assumed_baseline": given}
         policy = Policy.model_validate({"name": "p", "summary": "s", "suites": {"m": suite}})
-        (gate,) = policy_power(policy, FP8, {"m": 2000}, 0.05)
+        (gate,) = policy_power(policy, FP8, known_by_suite({"m": 2000}), 0.05)
         assert f"assumed to score {named}" in gate.words
 
 
@@ -131,15 +132,15 @@ def test_a_recoverys_baseline_is_named_and_can_be_given() -> None:
 )
 def test_carried_policies_pass_their_usual_variants(name: str, least: float) -> None:
     policy = load_policy(name)
-    counts = {suite: COUNTS[suite] for suite in policy.suites}
+    known = known_by_suite({suite: COUNTS[suite] for suite in policy.suites})
     for passes, usual in joint_power(
-        policy_power(policy, BOTH, counts, level_of(policy, 2))
+        policy_power(policy, BOTH, known, level_of(policy, 2))
     ).values():
         assert usual is not None
         assert usual >= least
         assert passes is not None
         assert passes >= usual
-    check_power(policy, BOTH, counts, level_of(policy, 2))
+    check_power(policy, BOTH, known, level_of(policy, 2))
 
 
 def made(**suite: Any) -> Policy:
@@ -160,32 +161,34 @@ def made(**suite: Any) -> Policy:
     ],
 )
 def test_hopeless_suites_are_refused(suite: dict[str, Any], available: int, words: str) -> None:
-    counts = {"mmlu": available, "code": 164}
+    known = known_by_suite({"mmlu": available, "code": 164})
     with pytest.raises(UsageError, match=words) as caught:
-        check_power(made(**suite), FP8, counts, 0.05)
+        check_power(made(**suite), FP8, known, 0.05)
     assert caught.value.where == "policy key suites.mmlu.margins.fp8"
-    check_power(made(**suite, tier="advisory"), FP8, counts, 0.05)
+    check_power(made(**suite, tier="advisory"), FP8, known, 0.05)
 
 
 @pytest.mark.parametrize("available", [499, 500, None])
 def test_a_cost_without_enough_problems_is_refused(available: int | None) -> None:
-    policy, counts = load_policy("reasoning"), {"gsm8k": available, "mmlu_pro": 3000}
+    policy = load_policy("reasoning")
+    known = known_by_suite({"gsm8k": available, "mmlu_pro": 3000})
     if available != 499:
-        check_power(policy, FP8, counts, level_of(policy, 1))
+        check_power(policy, FP8, known, level_of(policy, 1))
         return
     with pytest.raises(UsageError, match="the cost of 'gsm8k' cannot be decided"):
-        check_power(policy, FP8, counts, level_of(policy, 1))
+        check_power(policy, FP8, known, level_of(policy, 1))
     assert policy.cost is not None
     cost = policy.cost.model_copy(update={"tier": "advisory"})
     with_cost = policy.model_copy(update={"cost": cost})
-    check_power(with_cost, FP8, counts, level_of(policy, 1))
+    check_power(with_cost, FP8, known, level_of(policy, 1))
 
 
 def test_a_supporting_suite_may_be_unlikely_to_pass() -> None:
     suite = {"usual": {"fp8": {"flips": 0.3}}, "tier": "supporting"}
-    policy, counts = made(**suite), {"mmlu": 400, "code": 164}
-    check_power(policy, FP8, counts, level_of(policy, 1))
-    gate = policy_power(policy, FP8, counts, level_of(policy, 1))[0]
+    policy = made(**suite)
+    known = known_by_suite({"mmlu": 400, "code": 164})
+    check_power(policy, FP8, known, level_of(policy, 1))
+    gate = policy_power(policy, FP8, known, level_of(policy, 1))[0]
     assert "fails" in gate.words
     assert gate.passes is not None
     assert gate.passes > 0.95
@@ -193,7 +196,8 @@ def test_a_supporting_suite_may_be_unlikely_to_pass() -> None:
 
 def test_a_score_on_other_questions_is_not_known() -> None:
     policy = made(kind="rouge", margins={"fp8": 0.2})
-    gate = policy_power(policy, FP8, {"mmlu": 200, "code": 164}, level_of(policy, 1))[0]
+    known = known_by_suite({"mmlu": 200, "code": 164})
+    gate = policy_power(policy, FP8, known, level_of(policy, 1))[0]
     assert "how they score there is not known yet" in gate.words
 
 
@@ -202,9 +206,10 @@ def test_tiny_chances_have_no_number() -> None:
 
 
 def test_an_unknown_number_is_told_later() -> None:
-    policy, counts = made(), {"mmlu": None, "code": 164}
-    check_power(policy, FP8, counts, level_of(policy, 1))
-    gate = policy_power(policy, FP8, counts, level_of(policy, 1))[0]
+    policy = made()
+    known = known_by_suite({"mmlu": None, "code": 164})
+    check_power(policy, FP8, known, level_of(policy, 1))
+    gate = policy_power(policy, FP8, known, level_of(policy, 1))[0]
     assert (gate.units, gate.passes) == (None, None)
     assert joint_power([gate]) == {"fp8": (None, None)}
 
@@ -228,9 +233,8 @@ def test_few_flips_are_not_normal() -> None:
 
 def test_a_promotion_takes_all_suites_and_the_speed() -> None:
     policy = load_policy("default")
-    suites = policy_power(
-        policy, BOTH, {suite: COUNTS[suite] for suite in policy.suites}, level_of(policy, 2)
-    )
+    known = known_by_suite({suite: COUNTS[suite] for suite in policy.suites})
+    suites = policy_power(policy, BOTH, known, level_of(policy, 2))
     power = (*suites, *speed_power(policy, load_profile("h100"), level_of(policy, 2)))
     for family, (equal, faster) in promotion_power(power).items():
         assert equal is not None

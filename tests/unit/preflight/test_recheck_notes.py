@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from fake_run import policy, recipe
+from known_by_suite import known_by_suite
 
 from pipeline.preflight.power import decidable_margin, recheck_notes
 from recipes.policy import EngineRule, Margin
@@ -18,7 +19,7 @@ def notes(questions: int | None, named: float | None = None, **changes: Any) -> 
     if named is not None:
         rule = EngineRule(margins={"code": {"fp8": Margin(points=named)}})
         wanted = wanted.model_copy(update={"engine": rule})
-    return list(recheck_notes(wanted, [FP8], {"code": questions}))
+    return list(recheck_notes(wanted, [FP8], known_by_suite({"code": questions})))
 
 
 def test_an_early_decision_may_leave_too_few_answers() -> None:

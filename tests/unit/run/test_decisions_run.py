@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 from fake_run import ONE, TWO, FakeRun
+from pretend_recheck import Machine
 from pretend_stages import PretendModels
+from some_node import NODE
 
 from artifacts.evidence.verify import check_bundle
+from artifacts.registry import Registry
 from eval_gates.decisions.gate import DecisionResult
 from eval_gates.decisions.parts import TOOL, tool_label
 from eval_gates.decisions.task import AS_LOGGED
 from eval_gates.decisions.turn_decision import TurnDecision, kept_kinds
+from prepare.store import Store
 from recipes.policy import Policy
 
 POLICY = Policy.model_validate(
@@ -65,6 +69,10 @@ class DecidingModels(PretendModels):
             **kept_kinds(reference, decision),
             **({TOOL: tool_label(reference.tool)} if reference.calls else {}),
         }
+
+
+def always_calls(arm: str, number: int) -> TurnDecision:
+    return TurnDecision("find", "{}")
 
 
 def sound(arm: str, number: int) -> TurnDecision:
@@ -163,3 +171,19 @@ def test_private_texts_that_are_gone_end_the_next_variant(tmp_path: Path, how: s
     (variant,) = run.run().variants
     assert variant.verdict == "error"
     assert "texts.jsonl" in variant.reason
+
+
+def test_a_record_tells_how_many_sessions_its_gates_are_about(tmp_path: Path) -> None:
+    """A recheck assumed that half of the sessions call, and was refused where all of them do."""
+    models = DecidingModels(always_calls, questions=100)
+    hardware = NODE.hardware("cpu").model_dump()
+    shown = POLICY.model_dump(mode="json")
+    del shown["suites"]["agents"]["kinds"]["declines"]
+    policy = Policy.model_validate(shown)
+    made = FakeRun(tmp_path / "store", models, policy=policy, hardware=hardware)
+    made.run()
+    made.promote(variant=ONE)
+    site = Machine(Store(made.root), Registry(f"sqlite:///{made.root}/registry.db"), models)
+    site.upgrade()
+    outcome = site.recheck()
+    assert (outcome.exit_code, outcome.error) == (0, None)

@@ -13,7 +13,7 @@ from scipy.stats import binom
 from eval_gates.decisions.gate import DecisionResult, gate_name, judge_decisions
 from eval_gates.decisions.parts import TOOL, tool_label
 from eval_gates.decisions.suite import Decisions
-from eval_gates.decisions.task import KindGate
+from eval_gates.decisions.task import KindGate, gates_of
 from eval_gates.decisions.turn_decision import keeps
 from eval_gates.quality_gate import gate_rule_of, judge_quality
 from eval_gates.quality_result import SAME_DECISION, QualityResult
@@ -384,3 +384,20 @@ def test_turns_that_an_empty_answer_keeps_show_nothing_at_many_tools(
     ladder = [replace(row, empty=empty) for row in rows(200, 1.0, group="16 tools")]
     (gate,) = [found for found in judged(ladder, ladder) if found.name == "agents at 16 tools"]
     assert gate.verdict == verdict
+
+
+def test_recorded_answers_tell_the_sessions_of_each_gate() -> None:
+    """As many as the gate counts: half call as logged, a quarter decline, all have 16 tools."""
+    recorded = [
+        *rows(20, 0.5),
+        *(replace(row, cluster=f"d{row.cluster}") for row in rows(10, 1.0, "declines")),
+        *(replace(row, cluster=f"t{row.cluster}", own={}) for row in rows(10, 1.0)),
+        *rows(20, 0.5, group="16 tools"),
+    ]
+    logged = Decisions().recorded_answers(SUITE, recorded)
+    results = judged(recorded, recorded)
+    numbers = {gate_name("", kind, gate): kind for kind, gate in gates_of(SUITE)}
+    told = {name: round(40 * share) for name, share in logged.shares.items()}
+    assert told == dict(zip(numbers, (result.n for result in results), strict=True))
+    assert logged.tools == {tool_label("find"): 20}
+    assert logged.empty == []

@@ -423,8 +423,10 @@ def test_each_gates_sessions_are_counted_by_the_logs_own_answers(tmp_path: Path)
     )
     policy = Policy.model_validate({"name": "p", "summary": "s", "suites": {"d": suite}})
     sources = SourceResolver(None, "e", FileDigests(tmp_path / "digests.json"), Listener())
-    assert sources.counts(policy) == {"d": 6}
-    logged = sources.logs(policy)["d"]
+    known = sources.known_of(policy)["d"]
+    assert known.units(policy.suites["d"]) == 6
+    logged = known.logged
+    assert logged is not None
     # The last session has a request alone; the first has one tool, and so is on the first rung.
     assert logged.shares == {
         "calls": 3 / 5,
@@ -440,8 +442,8 @@ def test_each_gates_sessions_are_counted_by_the_logs_own_answers(tmp_path: Path)
     requests = [{**row, "messages": row["messages"][:1]} for row in rows]
     file.write_text("".join(json.dumps(row) + "\n" for row in requests))
     again = SourceResolver(None, "e", FileDigests(tmp_path / "digests.json"), Listener())
-    assert again.counts(policy) == {"d": 6}
-    assert again.logs(policy) == {}
+    known = again.known_of(policy)["d"]
+    assert (known.units(policy.suites["d"]), known.logged) == (6, None)
 
 
 def test_a_thought_of_the_logs_answer_decides_nothing(tmp_path: Path) -> None:
@@ -462,7 +464,8 @@ def test_a_thought_of_the_logs_answer_decides_nothing(tmp_path: Path) -> None:
     )
     policy = Policy.model_validate({"name": "p", "summary": "s", "suites": {"d": suite}})
     sources = SourceResolver(None, "e", FileDigests(tmp_path / "digests.json"), Listener())
-    logged = sources.logs(policy)["d"]
+    logged = sources.known_of(policy)["d"].logged
+    assert logged is not None
     assert logged.shares == {"helps": 1.0, "declines": 0.0}
     assert logged.empty == [1.0] * 3
 
