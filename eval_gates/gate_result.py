@@ -94,6 +94,11 @@ class GateResult(Record):
         return ""
 
     @property
+    def by_part(self) -> str:
+        """The largest losses by the field that splits the questions; else ''."""
+        return ""
+
+    @property
     def floor(self) -> str:
         """What serving alone changes; else ''."""
         return ""
@@ -102,10 +107,8 @@ class GateResult(Record):
     def details(self) -> dict[str, str]:
         """Further exact figures."""
         own = type(self).model_fields.keys() - GateResult.model_fields.keys() | {"n", "alpha"}
-        values = {
-            name: getattr(self, name)
-            for name in [*own, "margin", "p_value", "lengths", "shares", "by_depth", "floor"]
-        }
+        words = ["lengths", "shares", "by_depth", "by_part", "floor"]
+        values = {name: getattr(self, name) for name in [*own, "margin", "p_value", *words]}
         return {
             name: str(value)
             for name, value in sorted(values.items())

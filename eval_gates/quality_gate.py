@@ -14,7 +14,13 @@ from typing import Any
 from eval_gates.clusters import group_by_cluster, means
 from eval_gates.depth import report_depths
 from eval_gates.gate_result import SCORE, Side, Verdict
-from eval_gates.quality_result import AnswerLengths, NatsLost, NoiseFloor, QualityResult
+from eval_gates.quality_result import (
+    AnswerLengths,
+    NatsLost,
+    NoiseFloor,
+    QualityResult,
+    report_parts,
+)
 from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import (
     ChanceKind,
@@ -26,6 +32,7 @@ from eval_gates.statistics.bound import mean_bounds
 from eval_gates.statistics.comparison import LOST_IN_LARGE_CLUSTERS
 from eval_gates.statistics.looks import Finding, min_unchanged_values
 from eval_gates.statistics.lost_groups import LostGroup, find_lost_groups
+from eval_gates.statistics.parts import split_by_part
 from eval_gates.stopping import GateRule, look_at
 from eval_gates.suites.suite_kind import kind_of
 from recipes.policy import AnySuite
@@ -87,6 +94,9 @@ def judge_quality(
     # Where every question is asked at any rate, parts are judged and shown by all of them.
     shown = whole if kind.asks_baseline_twice else (before, after)
     old, new = map(rule.counted, shown)
+    by_field = split_by_part(old, new)
+    if suite.parts_by and not by_field:
+        raise ValueError(f"{name}: no answer names its part, by '{suite.parts_by}'")
     scores = Scores(
         baseline=mean_of(before, "score"),
         candidate=mean_of(after, "score"),
@@ -96,7 +106,9 @@ def judge_quality(
         shuffled_score=0.0 if after[0].unrelated is None else mean_of(after, "unrelated"),
         cut_off=0.0 if lengths is None or kind.reads_cut_off else lengths.truncated,
         max_gain=suite.max_gain,
-        lost_groups=find_lost_groups(rule.comparison, rule.alpha, kind.partitions(old, new))
+        lost_groups=find_lost_groups(
+            rule.comparison, rule.alpha, [*kind.partitions(old, new), *by_field]
+        )
         if finding.is_inside
         else (),
         is_lost_by_question=rule.comparison.is_lost_by_question(
@@ -129,6 +141,7 @@ def judge_quality(
         alpha=rule.alpha,
         p_value=max(finding.p_value, *(check.p_insensitive for check in checks)),
         cluster=suite.cluster_by,
+        parts_by=suite.parts_by,
         flips=flips,
         gains=sum(difference > 0 for difference in differences),
         baseline_lengths=answer_lengths(before),
@@ -136,7 +149,7 @@ def judge_quality(
         noise_floor=floor,
         nats=nats,
         depths=report_depths(before, after, kind.depth),
-        groups=kind.groups(*shown),
+        groups=[*kind.groups(*shown), *(report_parts(by_field[0], "field") if by_field else ())],
         verdict=judged.verdict,
         reason=f"{_describe_scores(scores, n, nats)}; {judged.reason}",
         suspicious=judged.suspicious,

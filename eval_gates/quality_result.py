@@ -19,9 +19,9 @@ SAME_DECISION = "same_decision"
 """Metric of agents' turns: the share that decides as the baseline's first start."""
 
 
-GroupKind = Literal["part", "tool", "union", "rung"]
-MAX_TOOLS = 5
-"""Tools that a summary lists, those with the largest loss first."""
+GroupKind = Literal["part", "tool", "field", "union", "rung"]
+MAX_LISTED = 5
+"""Parts that a summary lists, those with the largest loss first."""
 
 
 class NoiseFloor(Record):
@@ -42,7 +42,8 @@ class GroupReport(Record):
     group: str
     kind: GroupKind = Field(
         description="part: a subject, a task of several, or an ability. tool: the turns in which "
-        "the reference calls it, named by its name's digest. union: subjects together. rung: a "
+        "the reference calls it, named by its name's digest. field: the questions with one value "
+        "of the field that the policy's `parts_by` names. union: subjects together. rung: a "
         "number of tools"
     )
     n: int = Field(description="questions")
@@ -89,6 +90,9 @@ class QualityResult(GateResult):
     upper_bound: float = Field(description="upper one-sided bound of that value")
     cluster: str | None = Field(
         None, description="what belongs together; n, flips and gains then count such clusters"
+    )
+    parts_by: str | None = Field(
+        None, description="field of the questions whose values are parts that must not be lost"
     )
     flips: int = Field(description="questions whose score changed")
     gains: int = Field(description="of these, how many the candidate did better")
@@ -159,17 +163,27 @@ class QualityResult(GateResult):
 
     @property
     def _by_ability(self) -> str:
-        parts = [_in_turns(row) for row in self.groups if row.kind == "part"]
+        parts = [_change_of(row, "turns") for row in self.groups if row.kind == "part"]
         return f"by what the baseline does at the turn: {'; '.join(parts)}" if parts else ""
 
     @property
     def _by_tool(self) -> str:
-        tools = [row for row in self.groups if row.kind == "tool"]
-        tools.sort(key=lambda row: row.candidate - row.baseline)
-        listed = [_in_turns(row) for row in tools[:MAX_TOOLS]]
-        if len(tools) > MAX_TOOLS:
-            listed.append(f"{len(tools) - MAX_TOOLS} others lose no more")
-        return f"called as by the baseline: {'; '.join(listed)}" if listed else ""
+        listed = self._worst_of("tool", "turns")
+        return f"called as by the baseline: {listed}" if listed else ""
+
+    @property
+    def by_part(self) -> str:
+        listed = self._worst_of("field", "questions")
+        return f"by {self.parts_by}: {listed}" if listed else ""
+
+    def _worst_of(self, kind: GroupKind, unit: str) -> str:
+        """Return the parts of that kind with the largest loss."""
+        parts = [row for row in self.groups if row.kind == kind]
+        parts.sort(key=lambda row: row.candidate - row.baseline)
+        listed = [_change_of(row, unit) for row in parts[:MAX_LISTED]]
+        if len(parts) > MAX_LISTED:
+            listed.append(f"{len(parts) - MAX_LISTED} others lose no more")
+        return "; ".join(listed)
 
     @property
     def by_depth(self) -> str:
@@ -181,10 +195,10 @@ class QualityResult(GateResult):
         return f"by tokens before the answer: {'; '.join(rows)}" if rows else ""
 
 
-def _in_turns(row: GroupReport) -> str:
+def _change_of(row: GroupReport, unit: str) -> str:
     before = format_percent(row.baseline, 1)
     after = format_percent(row.candidate, 1)
-    return f"{row.group} {before} to {after} ({row.n:,} turns)"
+    return f"{row.group} {before} to {after} ({row.n:,} {unit})"
 
 
 def report_parts(

@@ -15,7 +15,10 @@ from eval_gates.rows import PROMPT_DIGEST, Question, digest_document
 from eval_gates.suites.json_lines import FIELDS, read_rows
 from eval_gates.suites.suite_kind import SuiteKind
 from prepare.errors import EvaluationDataError
+from recipes.policy import EvalTask
 
+MAX_NAME_LENGTH = 60
+"""Characters of a part's name, which reports show."""
 LARGEST_SHARE_OF_COPIES = 0.05  # MMLU's own is 0.007
 # What is asked; of a task of lm-eval, the digest of it.
 _ASKS = ("prompt", "messages", "server", "continuations")
@@ -24,17 +27,22 @@ Questions = list[Question]
 
 def judged_apart(
     kind: SuiteKind[Any],
+    task: EvalTask,
     questions: Questions,
     files: Sequence[Path],
-    cluster: str | None,
     note: Callable[[str], None],
 ) -> Questions:
-    """Return the questions of these files without copies, and clustered by a field, if any.
+    """Return the questions of these files without copies, in the task's clusters and parts.
 
-    EvaluationDataError: too many are copies, or the field says nothing.
+    EvaluationDataError: too many are copies, or a field says nothing.
     """
-    if cluster:
-        questions = with_clusters(with_fields(questions, files) if files else questions, cluster)
+    if task.reads_fields:
+        questions = with_fields(questions, files) if files else questions
+        if task.cluster_by:
+            questions = with_clusters(questions, task.cluster_by)
+        if task.parts_by:
+            questions = with_parts(questions, task.parts_by)
+        questions = [_without_fields(question) for question in questions]
     place = ", ".join(map(str, files))
     apart = without_copies(questions, note, place, may_repeat=kind.may_repeat)
     return _with_judged_clusters(apart, kind.judged_group, note)
@@ -125,24 +133,11 @@ def with_fields(questions: Questions, files: Sequence[Path]) -> Questions:
 
 def with_clusters(questions: Questions, field: str) -> Questions:
     """Return the questions clustered by equal values of that field."""
-    labelled = []
-    for question in questions:
-        fields = question.data.get(FIELDS) or question.to_row()
-        if field not in fields:
-            raise EvaluationDataError(
-                f"the questions have no field '{field}' that would say which belong together",
-                where=f"policy key 'cluster_by', question {question.id}",
-                hint=f"fields are: {', '.join(sorted(fields))}",
-            )
-        if fields[field] is None:
-            raise EvaluationDataError(
-                f"the field '{field}' is null, which does not say what belongs together",
-                where=f"policy key 'cluster_by', question {question.id}",
-                hint="give each question a value of it, or choose another field",
-            )
-        label = digest_document({"cluster": fields[field]})[:16]
-        data = {key: value for key, value in question.data.items() if key != FIELDS}
-        labelled.append(replace(question, cluster=label, data=data))
+    values = _values_of(questions, field, "cluster_by", "which belong together")
+    labelled = [
+        replace(question, cluster=digest_document({"cluster": value})[:16])
+        for question, value in zip(questions, values, strict=True)
+    ]
     if len({question.cluster for question in labelled}) < 2:
         raise EvaluationDataError(
             f"all questions have the same '{field}', so they are one value and show nothing",
@@ -150,3 +145,53 @@ def with_clusters(questions: Questions, field: str) -> Questions:
             hint="choose another field, or more questions",
         )
     return labelled
+
+
+def with_parts(questions: Questions, field: str) -> Questions:
+    """Return the questions with that field's value as the name of their part."""
+    values = _values_of(questions, field, "parts_by", "which part each is of")
+    named = []
+    for question, value in zip(questions, values, strict=True):
+        name = value if isinstance(value, str) else json.dumps(value)
+        is_plain = isinstance(value, str | int | float) and name.strip() == name
+        if not is_plain or not name.isprintable() or not 0 < len(name) <= MAX_NAME_LENGTH:
+            raise EvaluationDataError(
+                f"the field '{field}' is {name!r:.80}, which does not name a part",
+                where=f"policy key 'parts_by', question {question.id}",
+                hint="give each question a word or a number there, without blanks at its ends and "
+                f"of {MAX_NAME_LENGTH} characters at most, or choose another field",
+            )
+        named.append(replace(question, part=name))
+    if len({question.part for question in named}) < 2:
+        raise EvaluationDataError(
+            f"all questions have the same '{field}', so there are no parts",
+            where="policy key 'parts_by'",
+            hint="choose another field, or leave the key out",
+        )
+    return named
+
+
+def _values_of(questions: Questions, field: str, key: str, tells: str) -> list[Any]:
+    """Return each question's value of a field that a policy's key names."""
+    values = []
+    for question in questions:
+        fields = question.data.get(FIELDS) or question.to_row()
+        if field not in fields:
+            raise EvaluationDataError(
+                f"the questions have no field '{field}' that would say {tells}",
+                where=f"policy key '{key}', question {question.id}",
+                hint=f"fields are: {', '.join(sorted(fields))}",
+            )
+        if fields[field] is None:
+            raise EvaluationDataError(
+                f"the field '{field}' is null, which does not say {tells}",
+                where=f"policy key '{key}', question {question.id}",
+                hint="give each question a value of it, or choose another field",
+            )
+        values.append(fields[field])
+    return values
+
+
+def _without_fields(question: Question) -> Question:
+    data = {key: value for key, value in question.data.items() if key != FIELDS}
+    return replace(question, data=data)

@@ -32,9 +32,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     questions, facts = kind.questions(task, QuestionOrder(source, folder, output, progress))
     choices = facts.pop("choices", {})
     files = kind.folder_files(folder) if source.kind == "folder" and folder is not None else []
-    cluster = task.cluster_by
-    questions = judged_apart(kind, questions, files, cluster, progress.note)
-    if cluster:
+    questions = judged_apart(kind, task, questions, files, progress.note)
+    if task.cluster_by:
         facts["clusters"] = len({question.cluster for question in questions})
     rows = [question.to_row() for question in shuffle(questions, spec["seed"])]
     write_rows(output / QUESTIONS_FILE, rows)

@@ -39,6 +39,7 @@ class Question:
     is_rendered: bool = False  # the prompt has the chat template already
     cluster: str = ""
     group: str = ""
+    part: str = ""  # its value of the policy's `parts_by`
     expected: str = ""  # the right answer, for people
     data: dict[str, Any] = field(default_factory=dict)
 
@@ -127,6 +128,7 @@ class Answer:
     answer: Any = None  # a text, a list of the samples' texts, or each choice's log-probability
     cluster: str = ""
     group: str = ""
+    part: str = ""  # its value of the policy's `parts_by`
     tokens: tuple[Count, ...] = ()  # of each generated sample; the counts below are of samples
     truncated: Count = 0
     unclosed: Count = 0
@@ -152,6 +154,7 @@ class Answer:
             scored.score,
             cluster=question.cluster,
             group=question.group,
+            part=question.part,
             unrelated=scored.unrelated,
             empty=scored.empty,
             nats=scored.nats,
@@ -178,7 +181,7 @@ class Answer:
 
     def to_row(self) -> dict[str, Any]:
         """Return the line, without what the answer lacks."""
-        unset = {key for key in ("cluster", "group") if not getattr(self, key)}
+        unset = {key for key in ("cluster", "group", "part") if not getattr(self, key)}
         unset |= {key for key in NUMBERS if getattr(self, key) is None}
         unset |= set() if self.tokens else {"tokens", *COUNTS}
         own = [field.name for field in fields(self) if field.name not in {"own", *unset}]

@@ -18,7 +18,7 @@ from eval_gates.statistics.assay_sensitivity import own_gains
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import Finding, findings, first_decided, planned_looks
 from eval_gates.statistics.lost_groups import find_lost_groups
-from eval_gates.statistics.parts import split_by_group
+from eval_gates.statistics.parts import split_by_group, split_by_part
 from prepare.record import Record
 from recipes.config_model import Tier
 from recipes.policy import Margin
@@ -92,7 +92,8 @@ def _is_withheld(rule: GateRule, before: Answers, after: Answers, values: int) -
     scores = [[row.score for row in side] for side in (old, new)]
     if rule.comparison.is_lost_by_question(*scores):
         return True
-    return bool(find_lost_groups(rule.comparison, rule.alpha, split_by_group(old, new)))
+    partitions = [*split_by_group(old, new), *split_by_part(old, new)]
+    return bool(find_lost_groups(rule.comparison, rule.alpha, partitions))
 
 
 @dataclass(frozen=True)

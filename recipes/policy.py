@@ -116,6 +116,18 @@ class EvalTask(ConfigModel):
         description="a field of the questions that groups them, such as their passage. A cluster "
         "is always asked completely, and its mean counts as one value",
     )
+    parts_by: str | None = Field(
+        None,
+        min_length=1,
+        description="a field of the questions that splits them, such as their language. A variant "
+        "that loses one of these parts does not pass, even if the mean hides it. Evidence has the "
+        "values",
+    )
+
+    @property
+    def reads_fields(self) -> bool:
+        """Whether a key names a field of the questions."""
+        return self.cluster_by is not None or self.parts_by is not None
 
 
 class Suite(EvalTask):

@@ -1,4 +1,4 @@
-"""Parts of a suite that its mean hides: subjects, tasks, abilities, tools."""
+"""Parts of a suite that its mean hides: subjects, tasks, abilities, tools, a field's values."""
 
 from __future__ import annotations
 
@@ -39,6 +39,20 @@ def split_by_group(before: Answers, after: Answers) -> list[Partition]:
     if not all(row.group for row in before):
         return []
     return [split(before, after, lambda row: row.group)]
+
+
+def split_by_part(before: Answers, after: Answers) -> list[Partition]:
+    """Return the one partition by the policy's `parts_by`; none without that key.
+
+    ValueError if an answer lacks its part, or the sides name different ones.
+    """
+    named = [(old.part, new.part) for old, new in zip(before, after, strict=True)]
+    if not any(old or new for old, new in named):
+        return []
+    for row, (old, new) in zip(before, named, strict=True):
+        if not old or old != new:
+            raise ValueError(f"question {row.id} is of the part '{old}', and of '{new}'")
+    return [split(before, after, lambda row: row.part)]
 
 
 def merged(name: str, parts: Sequence[Part]) -> Part:

@@ -99,7 +99,7 @@ class Fidelity(SuiteKind[FidelityTask]):
         kept = [{"id": id_, **chat} for id_, chat in zip(ids, chats, strict=True)]
         write_rows(order.output / TEXTS, kept)
         data: list[dict[str, Any]] = [{} for _ in rows]
-        if task.cluster_by is not None:  # the fields leave the questions when these are grouped
+        if task.reads_fields:  # the fields leave the questions when these are grouped
             data = [{FIELDS: fields} for fields in _fields(rows)]
         # Rows go into bundles, so the prompt is a digest.
         questions = [

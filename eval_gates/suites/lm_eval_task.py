@@ -147,6 +147,7 @@ def lay_out(
             local = localize(config, file.resolve().parent) if file else config
             revisions.append(save_dataset(local, revision, target))
     opened = open_task(suite, folder)
+    reads_fields = bool(suite.get("cluster_by") or suite.get("parts_by"))
     questions = []
     choices = {}
     for name, rows in opened.members.items():
@@ -156,7 +157,7 @@ def lay_out(
                 "doc_index": n,
                 "doc_sha256": digest_document(document),
                 PROMPT_DIGEST: _asked_digest(rows.task, document),
-                **({FIELDS: dict(document)} if suite.get("cluster_by") else {}),
+                **({FIELDS: dict(document)} if reads_fields else {}),
             }
             questions.append(Question(f"{name}/{n}", group=name, data=data))
             if rows.output_type == CHOSEN:

@@ -139,7 +139,7 @@ class PresetKind(TextKind[Any]):
                 self._task(task, document).task.doc_to_text(document),
                 group=self._subject(document),
                 expected=self.preset.right_answer(document),
-                data={"document": document, **({FIELDS: row} if task.cluster_by else {})},
+                data={"document": document, **({FIELDS: row} if task.reads_fields else {})},
             )
             for number, (document, (_, row)) in enumerate(zip(documents, rows, strict=True))
         ]

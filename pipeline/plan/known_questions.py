@@ -5,6 +5,7 @@ Local ones are laid out as a run does it. That takes seconds, so the next comman
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +27,7 @@ from prepare.untrusted import read_record
 from recipes.policy import AnySuite
 
 FOLDER = "known-questions"
-_VERSION = 3  # of what is remembered
+_VERSION = 4  # of what is remembered
 _LOCAL = ("folder", "builtin")
 
 
@@ -38,6 +39,9 @@ class KnownQuestions(Record):
     )
     clusters: int | None = Field(description="that are asked, if the suite has clusters")
     logged: LoggedAnswers | None = None
+    parts: dict[str, int] = Field(
+        {}, description="by value of the suite's `parts_by`, its questions or clusters, where known"
+    )
     remarks: list[str] = Field([], description="that laying out made")
 
     @classmethod
@@ -106,7 +110,7 @@ def lay_out(suite: AnySuite, source: SuiteSource) -> KnownQuestions:
     with TemporaryDirectory() as made:
         order = QuestionOrder(source.identity, source.folder, Path(made), remarks)
         questions = kind.known_questions(suite, order)
-        apart = judged_apart(kind, questions, files, suite.cluster_by, remarks.note)
+        apart = judged_apart(kind, suite, questions, files, remarks.note)
         asked = _limited(shuffle(apart, QUESTION_SEED), suite.questions)
         logged = kind.logged_answers(suite, asked, order)
     number = source.questions
@@ -115,7 +119,14 @@ def lay_out(suite: AnySuite, source: SuiteSource) -> KnownQuestions:
     clusters = None
     if suite.cluster_by:
         clusters = len({question.cluster for question in asked})
-    return KnownQuestions(questions=number, clusters=clusters, logged=logged, remarks=remarks.texts)
+    parts = Counter(part for part, _ in {(one.part, one.cluster or one.id) for one in asked})
+    return KnownQuestions(
+        questions=number,
+        clusters=clusters,
+        logged=logged,
+        parts=parts if suite.parts_by else {},
+        remarks=remarks.texts,
+    )
 
 
 def _limited(questions: Sequence[Question], limit: int | None) -> Sequence[Question]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from eval_gates.decisions.task import KindGate
-from eval_gates.quality_result import MAX_TOOLS
+from eval_gates.quality_result import MAX_LISTED
 from eval_gates.statistics.bound import min_identical_values
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.lost_groups import count_shown
@@ -123,21 +123,23 @@ def words_at_sessions(comparison: Comparison, alpha: float, flips: float) -> str
     )
 
 
-def words_on_tools(comparison: Comparison, alpha: float, tools: Mapping[str, int]) -> str:
-    """Return of which tools a whole loss would be seen, as a sentence.
+def words_on_parts(
+    comparison: Comparison, level: float, sizes: Mapping[str, int], named: str, unit: str
+) -> str:
+    """Return of which parts a whole loss would be seen, as a sentence.
 
-    `tools` has by label the sessions in which the log calls it.
+    `level` is that of all of them together; `sizes` are their questions, sessions or clusters by
+    name.
     """
-    by_size = sorted(tools, key=lambda label: (-tools[label], label))
-    # Abilities have the other half of the level.
-    shown = count_shown(comparison, alpha / 2, [tools[label] for label in by_size])
-    hidden = by_size[shown:]
+    by_size = sorted(sizes, key=lambda name: (-sizes[name], name))
+    shown = count_shown(comparison, level, [sizes[name] for name in by_size])
     if not shown:
-        return f"none of {len(tools):,} tools is called in enough sessions for its loss to be seen"
-    words = f"of {len(tools):,} tools that the log calls, the loss of one is seen for {shown:,}"
+        return f"none of {len(sizes):,} {named} is in enough {unit} for its loss to be seen"
+    words = f"of {len(sizes):,} {named}, the loss of one is seen for {shown:,}"
+    hidden = by_size[shown:]
     if not hidden:
         return words
-    listed = ", ".join(f"{label} in {tools[label]:,}" for label in hidden[:MAX_TOOLS])
-    more = f" and {len(hidden) - MAX_TOOLS:,} more" if len(hidden) > MAX_TOOLS else ""
+    listed = ", ".join(f"{name} in {sizes[name]:,}" for name in hidden[:MAX_LISTED])
+    more = f" and {len(hidden) - MAX_LISTED:,} more" if len(hidden) > MAX_LISTED else ""
     together = ", and seen only together" if len(hidden) > 1 else ""
-    return f"{words}; called in too few sessions{together}: {listed}{more}"
+    return f"{words}; in too few {unit}{together}: {listed}{more}"

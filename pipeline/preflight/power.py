@@ -19,7 +19,7 @@ from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import min_unchanged_values, planned_looks
 from eval_gates.statistics.multiplicity import gate_level
 from eval_gates.stopping import comparison_of
-from eval_gates.suites.suite_kind import LoggedAnswers, SuiteKind, kind_of
+from eval_gates.suites.suite_kind import SuiteKind, kind_of
 from pipeline.plan.known_questions import KnownQuestions, clusters_asked
 from pipeline.plan.recorded_arm import RecordedArm
 from pipeline.preflight.chances import (
@@ -29,7 +29,7 @@ from pipeline.preflight.chances import (
     chances,
     format_chance,
 )
-from pipeline.preflight.decision_power import DecisionGatePower, words_at_sessions, words_on_tools
+from pipeline.preflight.decision_power import DecisionGatePower, words_at_sessions, words_on_parts
 from pipeline.stages.questions import QuestionsResult
 from pipeline.stages.recorded import engine_margin
 from prepare.errors import UsageError
@@ -143,7 +143,8 @@ def recheck_notes(policy: Policy, recipes: Sequence[Recipe], known: Known) -> It
             wanted = engine_margin(policy, name, family)
             if policy.engine_margin(name, family) is not None:
                 compared = suite.model_copy(update={"margins": {family: wanted}})
-                if _SuiteGate(name, compared, family, level, first).refusal() is not None:
+                gate = _SuiteGate(name, compared, family, level, KnownQuestions.so_many(first))
+                if gate.refusal() is not None:
                     yield (
                         f"{name}: {family} may be decided after {first:,} answers, too few for the "
                         f"{wanted.words} of the policy's key engine: `prepare recheck` would refuse"
@@ -163,7 +164,7 @@ def decidable_margin(
     suite = policy.suites[name]
     halved = suite.model_copy(update={"margins": {**suite.margins, family: margin}})
     is_named = policy.engine_margin(name, family) is not None
-    gate = _SuiteGate(name, halved, family, level, count)
+    gate = _SuiteGate(name, halved, family, level, KnownQuestions.so_many(count))
     return margin if is_named or gate.passes_unchanged() else suite.margins[family]
 
 
@@ -238,8 +239,12 @@ class _SuiteGate:
     suite: AnySuite
     family: Family
     alpha: float
-    questions: int | None
-    logged: LoggedAnswers | None = None
+    known: KnownQuestions
+
+    @property
+    def questions(self) -> int | None:
+        """Number of questions or clusters."""
+        return self.known.units(self.suite)
 
     @property
     def comparison(self) -> Comparison:
@@ -277,7 +282,7 @@ class _SuiteGate:
         """Chance that such a baseline shows it; 1 where that depends on more than its score."""
         if self.questions is None or self.kind.typical_change(self.suite) < 1:
             return 1.0
-        if self.logged_empty is not None:
+        if self.empty_score is not None:
             return 0.0
         return chance_of_sensitivity(
             self.comparison,
@@ -288,11 +293,11 @@ class _SuiteGate:
         )
 
     @property
-    def logged_empty(self) -> float | None:
+    def empty_score(self) -> float | None:
         """Score of empty answers by the log's own, if a baseline that decides so is insensitive."""
-        if self.logged is None or not self.logged.empty or not self.questions:
+        if self.known.logged is None or not self.known.logged.empty or not self.questions:
             return None
-        empty = list(islice(cycle(self.logged.empty), self.questions))
+        empty = list(islice(cycle(self.known.logged.empty), self.questions))
         scores = [self.baseline] * self.questions
         check = check_sensitivity("empty", scores, empty, self.comparison)
         return check.score if check.p_insensitive > self.alpha else None
@@ -323,13 +328,12 @@ class _SuiteGate:
                 words += f"; {said}"
             if self.kind.asks_baseline_twice:
                 words += f"; {words_at_sessions(self.comparison, self.alpha, self.flips)}"
-            if self.logged is not None and len(self.logged.tools) > 1:
-                words += f"; {words_on_tools(self.comparison, self.alpha, self.logged.tools)}"
+            words += "".join(f"; {said}" for said in self._words_on_parts())
             if self.must_exceed:
                 words += f"; the baseline must score above {100 * self.must_exceed:.3g} %"
             if self.comparison.kind == "recovery" or self.sensitivity < SURE:
                 words += f"; it is assumed to score {100 * self.baseline:g} %"
-            if (empty := self.logged_empty) is not None:
+            if (empty := self.empty_score) is not None:
                 words += (
                     f"; by the log's own answers an empty one decides alike in {100 * empty:.3g} % "
                     "of the turns, so the gate is insensitive: give sessions with more calls, or "
@@ -436,6 +440,19 @@ class _SuiteGate:
         reach = NormalDist().inv_cdf(1 - self.alpha * last.share) * deviation + 1 / last.n
         return self.comparison.kind == "points" and reach <= self.comparison.size
 
+    def _words_on_parts(self) -> Iterator[str]:
+        """Yield of which tools and values of `parts_by` a whole loss would be seen.
+
+        What the kind itself splits, such as abilities or subjects, has its share of the level.
+        """
+        level = self.alpha / (2 + bool(self.known.parts) * self.kind.asks_baseline_twice)
+        if self.known.logged is not None and len(self.known.logged.tools) > 1:
+            named = "tools that the log calls"
+            yield words_on_parts(self.comparison, level, self.known.logged.tools, named, "sessions")
+        if self.known.parts:
+            named = f"values of '{self.suite.parts_by}'"
+            yield words_on_parts(self.comparison, level, self.known.parts, named, self.unit)
+
     def _min_questions(self) -> int:
         """Return how many unchanged answers could pass."""
         return min_unchanged_values(self.comparison.allowed_drop(1.0), self.alpha)
@@ -464,8 +481,8 @@ def _kind_gates(
                     alpha=gate.alpha,
                     flips=gate.flips,
                     of_all=gate.questions,
-                    known_share=gate.logged.shares.get(gate_name("", kind, own))
-                    if gate.logged is not None
+                    known_share=gate.known.logged.shares.get(gate_name("", kind, own))
+                    if gate.known.logged is not None
                     else None,
                     usual_loss=usual.loss if usual is not None else None,
                 )
@@ -476,8 +493,7 @@ def _gates(
 ) -> Iterator[_SuiteGate]:
     families = dict.fromkeys(recipe.family for recipe in recipes if recipe.family != "baseline")
     for name, suite in policy.suites.items():
-        questions = known[name].units(suite)
         if policy.undecided_supporting == "hold" and suite.tier == "supporting":
             suite = suite.model_copy(update={"tier": "critical"})  # it must pass, too
         for family in families:
-            yield _SuiteGate(name, suite, family, level, questions, known[name].logged)
+            yield _SuiteGate(name, suite, family, level, known[name])

@@ -163,7 +163,7 @@ def find_other_questions(
 ) -> Iterator[str]:
     """Yield where answers are to other questions."""
     theirs, wanted = (
-        [(row.id, row.cluster, row.group) for row in rows]
+        [(row.id, row.cluster, row.group, row.part) for row in rows]
         for rows in (answers, questions[: len(answers)])
     )
     if theirs != wanted:
@@ -191,6 +191,8 @@ def find_wrong_counts(
         yield f"{role}: its record counts {told.questions} questions of {len(questions)}"
     if suite.cluster_by and told.clusters != len(set(labels_of(questions))):
         yield f"{role}: its record counts other clusters than its questions have"
+    if bool(suite.parts_by) != all(question.part for question in questions):
+        yield f"{role}: not each of its questions names its part, as the policy says"
     if not suite.cluster_by and told.clusters:
         yield f"{role}: its record counts clusters, and the suite has none"
     # A larger share only makes the gate harder to pass.

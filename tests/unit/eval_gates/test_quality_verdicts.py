@@ -303,6 +303,37 @@ class TestGroups:
         assert ("anatomy loses at least" in report.reason) == (verdict == "undecided")
         assert "philosophy" not in report.reason
 
+    @pytest.mark.parametrize(("lost", "verdict"), [(0.04, "pass"), (0.12, "undecided")])
+    @pytest.mark.parametrize("suite", [MMLU, ROUGE], ids=lambda suite: suite.kind)
+    def test_a_lost_value_of_a_field_does_not_pass_beside_the_others(
+        self, suite: AnySuite, lost: float, verdict: str
+    ) -> None:
+        """It is spread over all subjects, of which each loses 3 points, and 5 are allowed."""
+        before, after = (
+            [{**row, "group": "", "part": row["group"]} for row in side] for side in self.rows(lost)
+        )
+        if suite.kind == "mmlu":
+            for number, pair in enumerate(zip(before, after, strict=True)):
+                for row in pair:
+                    row["group"] = f"s{number // 4 % 4}"
+        split = suite.model_copy(update={"parts_by": "tongue"})
+        report = judged_rows(before, after, split)
+        assert report.verdict == verdict
+        assert ("anatomy loses at least" in report.reason) == (verdict == "undecided")
+        fields = [row.group for row in report.groups if row.kind == "field"]
+        assert fields == ["anatomy", "philosophy", "sociology", "virology"]
+        assert report.by_part.startswith("by tongue: anatomy 100.0 % to ")
+
+    def test_parts_that_are_not_named_alike_are_refused(self) -> None:
+        before = [{**row, "part": row["group"]} for row in answers([1.0] * 8)]
+        split = ROUGE.model_copy(update={"parts_by": "tongue"})
+        for changes in ({"part": ""}, {"part": "other"}):
+            after = [{**before[0], **changes}, *before[1:]]
+            with pytest.raises(ValueError, match="anatomy/0 is of the part"):
+                judged_rows(before, after, split)
+        with pytest.raises(ValueError, match="no answer names its part, by 'tongue'"):
+            judged_rows(answers([1.0] * 8), answers([1.0] * 8), split)
+
     def test_its_own_share_of_a_recovery(self) -> None:
         before, after = self.rows(0.25)
         assert judged_rows(before, after, recovery(MMLU)).verdict == "undecided"

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from listener import Listener
 
 from eval_gates.decisions.suite import Decisions
-from eval_gates.decisions.task import AS_LOGGED
-from eval_gates.question_set import judged_apart, with_clusters, without_copies
+from eval_gates.decisions.task import AS_LOGGED, DecisionsTask
+from eval_gates.question_set import judged_apart, with_clusters, with_parts, without_copies
 from eval_gates.questions_worker import run, shuffle
 from eval_gates.rows import Question
 from eval_gates.suites.json_lines import FIELDS
 from eval_gates.suites.mbpp import Mbpp
 from eval_gates.suites.mmlu import Mmlu
+from eval_gates.suites.rouge import Rouge, RougeTask
 from pipeline.stages.questions import QuestionsParameters
 from prepare.errors import EvaluationDataError
 from recipes.policy import Suite
@@ -113,6 +114,19 @@ class TestMmlu:
         for row in found:
             together[row["cluster"]].add(int(row["id"].partition("/")[2]) // 2)
         assert all(len(passages) == 1 for passages in together.values())
+
+    def test_any_field_of_a_folders_rows_may_name_parts(self, tmp_path: Path) -> None:
+        folder = tmp_path / "data"
+        folder.mkdir()
+        rows = [{**mmlu_question("anatomy", n), "tongue": "en" if n % 3 else 2} for n in range(6)]
+        (folder / "mmlu_test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        suite = Mmlu.policy(margins=MARGINS, num_fewshot=0, parts_by="tongue")
+        facts, laid_out = lay_out(tmp_path / "out", suite, FOLDER, folder)
+        assert facts["questions"] == 6
+        assert "tongue" not in laid_out[0]
+        named = {int(row["id"].partition("/")[2]): row["part"] for row in laid_out}
+        assert named == {n: "en" if n % 3 else "2" for n in range(6)}
+        assert {row["group"] for row in laid_out} == {"anatomy"}
 
     def test_carried_questions_have_each_other_as_examples(self, tmp_path: Path) -> None:
         listener = Listener()
@@ -246,7 +260,8 @@ class TestCopies:
             Question("b/0/4 tools", "x4", group="4 tools", data=second),
             Question("c/0", "z", group=AS_LOGGED, data=third),
         ]
-        kept = judged_apart(Decisions(), rows, [], "session", Listener().note)
+        task = DecisionsTask(cluster_by="session")
+        kept = judged_apart(Decisions(), task, rows, [], Listener().note)
         assert [row.id for row in kept] == ["a/0", "a/1", "c/0"]
 
     def test_an_id_twice(self) -> None:
@@ -266,9 +281,14 @@ class TestClusters:
         assert sorted(row.id for row in order) == sorted(row.id for row in rows)
 
     def test_the_fields_of_a_document_are_not_kept(self) -> None:
-        rows = [Question(str(n), data={"fields": {"passage": f"p{n // 2}"}}) for n in range(4)]
-        found = with_clusters(rows, "passage")
+        rows = [
+            Question(str(n), str(n), data={"fields": {"passage": f"p{n // 2}", "tongue": f"t{n}"}})
+            for n in range(4)
+        ]
+        task = RougeTask(cluster_by="passage", parts_by="tongue")
+        found = judged_apart(Rouge(), task, rows, [], Listener().note)
         assert [row.data for row in found] == [{}] * 4
+        assert [row.part for row in found] == ["t0", "t1", "t2", "t3"]
         assert [row.cluster == found[0].cluster for row in found] == [
             True,
             True,
@@ -279,3 +299,28 @@ class TestClusters:
     def test_one_cluster_alone_shows_nothing(self) -> None:
         with pytest.raises(EvaluationDataError, match="'subject'"):
             with_clusters([Question(str(n), data={"subject": "a"}) for n in range(9)], "subject")
+
+
+class TestParts:
+    @staticmethod
+    def of(*values: Any) -> list[Question]:
+        rows = [
+            Question(str(n), data={FIELDS: {"tongue": value}}) for n, value in enumerate(values)
+        ]
+        return with_parts(rows, "tongue")
+
+    def test_words_and_numbers_name_them(self) -> None:
+        parts = [row.part for row in self.of("日本語", 1, "1", 1.5, True)]
+        assert parts == ["日本語", "1", "1", "1.5", "true"]
+
+    @pytest.mark.parametrize(
+        "value", ["", " en", "e\nn", "x" * 61, ["en"], {"code": "en"}, "\u202een", None]
+    )
+    def test_what_names_none_is_refused(self, value: Any) -> None:
+        with pytest.raises(EvaluationDataError) as caught:
+            self.of("en", value)
+        assert caught.value.where == "policy key 'parts_by', question 1"
+
+    def test_one_part_alone_splits_nothing(self) -> None:
+        with pytest.raises(EvaluationDataError, match="all questions have the same 'tongue'"):
+            self.of("en", "en")

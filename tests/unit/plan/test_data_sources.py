@@ -156,6 +156,9 @@ class TestSuite:
         assert counted(kind="mmlu", cluster_by="passage") == 5
         with pytest.raises(EvaluationDataError, match="no field 'other'"):
             counted(kind="mmlu", cluster_by="other")
+        suite = Mmlu.policy(margins=MARGINS, num_fewshot=0, parts_by="passage")
+        known = Resolving(tmp_path, folder).resolver.known("mine", suite)
+        assert known.parts == {str(n): 4 for n in range(5)}
         packaged: dict[str, Any] = {"kind": "tools", "sources": ["packages"]}
         assert counted(**packaged) == 3_641
         assert counted(**packaged, cluster_by="functions") == 2_116

@@ -15,6 +15,7 @@ from eval_gates.statistics.assay_sensitivity import check_sensitivity
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import findings, first_decided
 from eval_gates.statistics.multiplicity import gate_level
+from pipeline.plan.known_questions import KnownQuestions
 from pipeline.preflight.chances import GatePower, chance_of_sensitivity, chances, format_chance
 from pipeline.preflight.power import (
     check_power,
@@ -192,6 +193,15 @@ def test_a_supporting_suite_may_be_unlikely_to_pass() -> None:
     assert "fails" in gate.words
     assert gate.passes is not None
     assert gate.passes > 0.95
+
+
+def test_values_of_a_field_that_are_too_rare_are_told() -> None:
+    suite = {"kind": "rouge", "margins": {"fp8": 0.1}, "parts_by": "tongue"}
+    policy = Policy.model_validate({"name": "p", "summary": "s", "suites": {"m": suite}})
+    known = KnownQuestions(questions=300, clusters=None, parts={"en": 200, "fr": 97, "it": 3})
+    (gate,) = policy_power(policy, FP8, {"m": known}, 0.05)
+    told = "of 3 values of 'tongue', the loss of one is seen for 2; in too few questions: it in 3"
+    assert told in gate.words
 
 
 def test_a_score_on_other_questions_is_not_known() -> None:

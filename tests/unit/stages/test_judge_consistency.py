@@ -68,7 +68,9 @@ def test_another_order() -> None:
     assert "not those to the first of the questions" in fault
 
 
-@pytest.mark.parametrize("changes", [{"group": "4 tools"}, {"cluster": "c9"}, {"id": "9"}])
+@pytest.mark.parametrize(
+    "changes", [{"group": "4 tools"}, {"cluster": "c9"}, {"part": "it"}, {"id": "9"}]
+)
 def test_an_answer_that_is_labelled_otherwise_than_its_question(changes: dict[str, str]) -> None:
     """A group decides which gate counts it."""
     answers = [replace(ANSWERS[0], **changes), *ANSWERS[1:]]

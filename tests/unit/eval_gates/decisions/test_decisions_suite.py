@@ -82,7 +82,7 @@ def laid_out(folder: Path, task: DecisionsTask = TASK) -> tuple[Decisions, list[
     kind = Decisions()
     order = QuestionOrder(QuestionSource(kind="folder"), file, folder, Listener())
     questions, _ = kind.questions(task, order)
-    questions = judged_apart(kind, questions, [file], task.cluster_by, lambda text: None)
+    questions = judged_apart(kind, task, questions, [file], lambda text: None)
     kind.open(task, questions, folder)
     return kind, questions
 

@@ -107,7 +107,7 @@ def test_lines_that_continue_each_other_are_one_session(tmp_path: Path) -> None:
     assert kind.known_cluster(TASK, source, file) == "session"
     task = TASK.model_copy(update={"cluster_by": "session"})
     questions, _ = kind.questions(task, QuestionOrder(source, file, tmp_path, Listener()))
-    grouped = judged_apart(Fidelity(), questions, [file], "session", lambda text: None)
+    grouped = judged_apart(Fidelity(), task, questions, [file], lambda text: None)
     assert [len(rows) for rows in group_by_cluster(grouped)] == [3, 3, 1]
     assert not any("asks" in json.dumps(each.to_row()) for each in grouped)
 

@@ -1,0 +1,59 @@
+"""A run whose policy splits the questions by a field: one lost value is no pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_run import ONE, FakeRun
+from pretend_stages import PretendModels
+
+from artifacts.evidence.verify import check_run
+from artifacts.run_record import find_run
+from prepare.store import Store
+from recipes.policy import Policy
+
+TONGUES = ("en", "fr", "de", "it", "ja", "pl", "sv", "fi", "nl", "cs", "da", "el", "hu", "sw")
+
+
+class ManyTongues(PretendModels):
+    """Models that are asked in several languages, of which the variant has lost one."""
+
+    def __init__(self, *, are_named: bool) -> None:
+        super().__init__(loses_swahili, questions=1400)
+        self.are_named = are_named
+
+    def questions_of(self, suite: str) -> list[dict[str, Any]]:
+        rows = [{"id": row["id"]} for row in super().questions_of(suite)]
+        if self.are_named:
+            rows = [{**row, "part": tongue_of(row["id"])} for row in rows]
+        return rows
+
+    def answer(self, variant: str, suite: str, question: dict[str, Any]) -> dict[str, Any]:
+        score = self.score(variant, suite, int(question["id"]))
+        return {**question, "answer": f"x {question['id']}", "score": score, "unrelated": 0.0}
+
+
+def tongue_of(question: str) -> str:
+    return TONGUES[int(question) % len(TONGUES)]
+
+
+def loses_swahili(variant: str, suite: str, number: int) -> float:
+    return float(variant != ONE or tongue_of(str(number)) != "sw")
+
+
+@pytest.mark.parametrize(("field", "verdict"), [("tongue", "undecided"), (None, "pass")])
+def test_one_lost_language_is_no_pass(tmp_path: Path, field: str | None, verdict: str) -> None:
+    """A fourteenth of the questions is 7 points; 10 may be lost on average."""
+    suite = {"kind": "rouge", "margins": {"fp8": 0.1}, "parts_by": field}
+    policy = Policy.model_validate({"name": "p", "summary": "s", "suites": {"notes": suite}})
+    models = ManyTongues(are_named=field is not None)
+    run = FakeRun(tmp_path / "store", models, policy=policy)
+    run.run()
+    (variant,) = run.report.variants
+    assert variant.verdict == verdict, variant.reason
+    assert ("sw loses at least" in variant.gates[0].reason) == (field is not None)
+    store = Store(run.root)
+    (check,) = check_run(find_run(store, "latest"), store)
+    assert check.differences == ()
