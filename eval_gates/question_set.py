@@ -120,10 +120,20 @@ def without_copies(
 
 
 def with_fields(questions: Questions, files: Sequence[Path]) -> Questions:
-    """Return the questions with all fields of their files; a kind may have given them."""
-    if all(FIELDS in question.data for question in questions):
+    """Return the questions with all fields of their files; a kind may have given them.
+
+    Those of the files come first, in their order. EvaluationDataError: rows are left out.
+    """
+    if any(FIELDS in question.data for question in questions):
         return questions
     rows = [row for file in files for _, row in read_rows(file)]
+    if len(rows) > len(questions):
+        raise EvaluationDataError(
+            f"{len(questions)} questions are of {len(rows)} rows, so which row's fields they have "
+            "is not known",
+            where=", ".join(map(str, files)),
+            hint="leave out 'cluster_by' and 'parts_by', or what chooses among the rows",
+        )
     fields = rows + [{}] * len(questions)
     return [
         replace(question, data={**question.data, FIELDS: {**question.to_row(), **own}})

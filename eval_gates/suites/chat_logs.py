@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from eval_gates.prompt_scores import first_difference
 from eval_gates.reply_forms import has_call_marks, read_content
 from eval_gates.rows import Question
-from eval_gates.suites.json_lines import read_rows
+from eval_gates.suites.json_lines import id_of, read_rows
 from prepare.digest import digest_json
 from prepare.errors import EvaluationDataError, StageError
 from prepare.events import Progress
@@ -25,6 +25,7 @@ TOLD = "Summarize the following text in one paragraph.\n\n"
 SESSION = "session"
 _SHOWN_PLACES = 3  # of equal remarks
 _ROLES = ("system", "user", "assistant", "tool")
+_OTHER_ROLES = {"developer": "system", "function": "tool"}
 # Templates read these, too.
 _TEXTS_OF = {
     "tool": ("tool_call_id", "name"),
@@ -37,19 +38,20 @@ _TURNS_HINT = "each line needs messages, as of OpenAI's chat API: texts, and cal
 def read_conversation(row: Mapping[str, Any], place: str, remarks: list[Remark]) -> dict[str, Any]:
     """Return what comes before a line's last answer, with its `tools`; or its `prompt`.
 
-    A `document` is a text to summarize. What is read otherwise is added to `remarks`, with its
-    place. EvaluationDataError: the line is no conversation.
+    A line with a `document` alone is a text to summarize. What is read otherwise is added to
+    `remarks`, with its place. EvaluationDataError: the line is no conversation.
     """
     prompt = row.get("prompt")
-    if isinstance(row.get("document"), str):
-        row = {"messages": [{"role": "user", "content": TOLD + row["document"]}]}
-    elif not row.get("messages"):
+    if not row.get("messages"):
         if isinstance(prompt, str) and prompt:
             return {"prompt": prompt}
+        if isinstance(row.get("document"), str):
+            told = TOLD + row["document"]
+            return chat_of([{"role": "user", "content": told}], [])
         raise EvaluationDataError("the line has no conversation", where=place, hint=_HINT)
     messages, ends = _places_to_write(row, place, remarks)
     tools = _read_tools(row, place, ())
-    remarks += _remarks_on_calls(messages, tools, place)
+    remarks += _remarks_on_calls(row, messages, tools, place)
     return chat_of(messages[: ends[-1]], tools)
 
 
@@ -141,29 +143,64 @@ class _EndedError(Exception):
     """What follows in a session cannot be rendered."""
 
 
+class NamedSession(NamedTuple):
+    """A line's session, and why it is an earlier line's without having its name."""
+
+    name: str
+    why: str = ""
+
+
+class Said(NamedTuple):
+    """A line's messages, and how many there are before each place at which an assistant writes."""
+
+    messages: Sequence[Mapping[str, Any]]
+    ends: Sequence[int]
+
+    def digests(self) -> list[str]:
+        """Return digests of what users, assistants and tools said up to each of these places."""
+        ends = [0, *self.ends]
+        parts = [
+            {"messages": [one for one in self.messages[begin:end] if one["role"] != "system"]}
+            for begin, end in pairwise(ends)
+        ]
+        return _digests_along(parts)
+
+
 class Sessions:
     """The sessions of a log's lines.
 
     Lines with equal `session` are one, and so is a line without it with the one that it continues:
-    servers log each request with all that was said before.
+    servers log each request with all that was said before. What was said decides, without system
+    prompt and tools: a clock there, or a tool that is added, begins no other session.
     """
 
     def __init__(self) -> None:
         self._ended: dict[str, str] = {}  # session by the last turn of a line without a name of it
+        self._named = set[str]()
 
-    def of_line(
-        self, line: int, row: Mapping[str, Any], digests: Sequence[str]
-    ) -> tuple[str, bool]:
-        """Return the session, and whether the line continues an earlier one without a name.
-
-        `digests` are of the conversation up to each place at which an assistant writes.
-        """
+    def of_line(self, line: int, place: str, row: Mapping[str, Any], said: Said) -> NamedSession:
+        """Return the session of a line; EvaluationDataError for one without a name."""
         if row.get(SESSION) is not None:
-            return str(row[SESSION]), False
-        name = f"session/{line}" if row.get("id") is None else str(row["id"])
-        session = next((self._ended[turn] for turn in digests[-2::-1] if turn in self._ended), name)
+            name = str(row[SESSION])
+            if not name.strip():
+                raise EvaluationDataError(
+                    "the line's session has no name, so it would be one with all others of none",
+                    where=place,
+                    hint=f"leave the key '{SESSION}' out, or give each session its name",
+                )
+            return NamedSession(name)
+        name = id_of(row, f"session/{line}")
+        digests = said.digests()
+        earlier = (self._ended[turn] for turn in digests[-2::-1] if turn in self._ended)
+        session = next(earlier, name)
         self._ended.setdefault(digests[-1], session)
-        return session, session != name
+        why = ""
+        if session != name:
+            why = "it continues the session of an earlier line"
+        elif name in self._named:
+            why = "its id is that of an earlier line, so both are read as one session"
+        self._named.add(name)
+        return NamedSession(session, why)
 
 
 def sessions_of(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
@@ -174,12 +211,10 @@ def sessions_of(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
     sessions = Sessions()
     names = []
     for line, (place, row) in enumerate(rows):
-        digests = [digest_json([line])]
+        said = Said([{"role": "user", "content": f"line {line}"}], [1])
         if row.get("messages"):
-            messages, ends = _places_to_write(row, place, [])
-            tools = _read_tools(row, place, ())
-            digests = _digests_along(_parts_of(messages, ends, tools))
-        names.append(sessions.of_line(line, row, digests)[0])
+            said = Said(*_places_to_write(row, place, []))
+        names.append(sessions.of_line(line, place, row, said).name)
     return names
 
 
@@ -215,12 +250,12 @@ def read_turns(
         tools = _read_tools(row, place, carried)
         fields = {key: row[key] for key in row.keys() - {"messages", "tools", "functions"}}
         messages, ends = _places_to_write(row, place, remarks)
-        remarks += _remarks_on_calls(messages, tools, place)
+        remarks += _remarks_on_calls(row, messages, tools, place)
         parts = _parts_of(messages, ends, tools)
         digests = _digests_along(parts)
-        session, continues = sessions.of_line(line, row, digests)
-        if continues:
-            remarks.append(Remark(place, "it continues the session of an earlier line"))
+        session, why = sessions.of_line(line, place, row, Said(messages, ends))
+        if why:
+            remarks.append(Remark(place, why))
         fields[SESSION] = session
         before: Turn | None = None
         for end, added, digest in zip(ends, parts, digests, strict=True):
@@ -287,17 +322,22 @@ def _places_to_write(
 def _read_message(message: Mapping[str, Any], where: str, remarks: list[Remark]) -> dict[str, Any]:
     """Return a message in the form that every server takes; _EndedError for a damaged answer."""
     role = message["role"]
-    if role == "developer":
-        remarks.append(Remark(where, "the role developer is read as system"))
-        role = "system"
+    if role in _OTHER_ROLES:
+        remarks.append(Remark(where, f"the role {role} is read as {_OTHER_ROLES[role]}"))
+    if role == "function":  # OpenAI's first API of functions, which has one call a message
+        message = {"tool_call_id": _call_id(0), **message}
+    role = _OTHER_ROLES.get(role, role)
     if role not in _ROLES:
         raise EvaluationDataError(
             f"the role {str(role)[:40]!r} is unknown",
             where=where,
-            hint=f"roles are developer, {', '.join(_ROLES)}",
+            hint=f"roles are {', '.join([*_ROLES, *_OTHER_ROLES])}",
         )
+    written = message.get("content")
+    if role == "assistant" and not written:
+        written = message.get("refusal")  # where OpenAI's API has it
     try:
-        text, _, _ = read_content(message.get("content"))
+        text, _, _ = read_content(written)
     except ValueError as error:
         raise EvaluationDataError(
             "the message is not a text", where=where, hint=_TURNS_HINT
@@ -323,6 +363,11 @@ def _read_message(message: Mapping[str, Any], where: str, remarks: list[Remark])
     return read
 
 
+def _call_id(number: int) -> str:
+    """Return the id of a call that the log gives none."""
+    return f"call_{number}"
+
+
 def _read_call(call: Any, number: int) -> dict[str, Any]:
     """Return a call of the log, its arguments as a JSON text."""
     function = call.get("function", call) if isinstance(call, dict) else None
@@ -338,14 +383,14 @@ def _read_call(call: Any, number: int) -> dict[str, Any]:
             raise _EndedError("a call's arguments are no object")
     except ValueError as error:
         raise _EndedError("a call is cut off: its arguments are no JSON") from error
-    id_ = str(call.get("id") or f"call_{number}")
+    id_ = str(call.get("id") or _call_id(number))
     named = {"name": function["name"], "arguments": arguments or "{}"}
     return {"id": id_, "type": "function", "function": named}
 
 
 def _read_tools(row: Mapping[str, Any], place: str, carried: Collection[str]) -> list[Any]:
     """Return a line's tools in OpenAI's form; EvaluationDataError for others."""
-    listed = row.get("tools", row.get("functions")) or []
+    listed = row.get("tools") or row.get("functions") or []
     if not isinstance(listed, list):
         raise EvaluationDataError("'tools' is no list", where=place, hint=_TURNS_HINT)
     tools = list[Any]()
@@ -387,9 +432,14 @@ def tool_name(tool: Any) -> str:
 
 
 def _remarks_on_calls(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], place: str
+    row: Mapping[str, Any],
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Any],
+    place: str,
 ) -> Iterator[Remark]:
     """Yield where tools are called that the line does not offer, and results of no call."""
+    if row.get("tool_choice") not in (None, "auto"):
+        yield Remark(place, "its tool_choice is not sent: each arm is free to call")
     offered = set(map(tool_name, tools))
     called = set[str]()
     for number, message in enumerate(messages, start=1):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import comb
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,6 +14,7 @@ from eval_gates.rows import AnsweredQuestion, Question, Reply, Score, unwrap
 from eval_gates.sandbox import Program, check_sandbox, run_many
 from eval_gates.suites.code_extraction import STOPS, ExtractedCode, extract_code
 from eval_gates.suites.generation import GeneratingKind, GeneratingTask, is_unsolved
+from eval_gates.suites.json_lines import FIELDS
 from eval_gates.suites.sources import QuestionSource
 from prepare.errors import EvaluationDataError
 from prepare.events import NullProgress, Progress
@@ -156,8 +157,13 @@ class CodeKind(GeneratingKind[Code]):
         return len(problems) if problems else super().count(suite, identity)
 
 
-def lay_out(task: CodeTask, problems: list[Problem], benchmark: str) -> list[Question]:
-    """Return problems with prompts."""
+def lay_out(
+    task: CodeTask,
+    problems: list[Problem],
+    benchmark: str,
+    rows: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[Question]:
+    """Return problems with prompts; `rows` are those of their file, by the problem's id."""
     named = {problem.task_id: problem for problem in problems}
     unknown = [name for name in task.problems if name not in named]
     if unknown:
@@ -166,10 +172,15 @@ def lay_out(task: CodeTask, problems: list[Problem], benchmark: str) -> list[Que
             where=f"policy key suites.{task.kind}.problems",
             hint=f"ids are {problems[0].task_id} to {problems[-1].task_id}",
         )
-    return [
-        Question(problem.task_id, prompt_of(problem, task.prompt_format), data=problem._asdict())
-        for problem in ([named[name] for name in task.problems] or problems)
-    ]
+    questions = list[Question]()
+    for problem in [named[name] for name in task.problems] or problems:
+        data = problem._asdict()
+        if task.reads_fields and rows is not None:
+            data[FIELDS] = rows.get(problem.task_id, {})
+        questions.append(
+            Question(problem.task_id, prompt_of(problem, task.prompt_format), data=data)
+        )
+    return questions
 
 
 def problem_of(question: Question) -> Problem:

@@ -40,7 +40,7 @@ from eval_gates.suites.chat_logs import (
     tell,
     tokenized,
 )
-from eval_gates.suites.json_lines import FIELDS, write_rows
+from eval_gates.suites.json_lines import FIELDS, id_of, write_rows
 from eval_gates.suites.sources import QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder, Read, Render, SuiteKind
 from prepare.digest import digest_json
@@ -95,7 +95,7 @@ class Fidelity(SuiteKind[FidelityTask]):
         remarks = list[Remark]()
         chats = [read_conversation(row, place, remarks) for place, row in rows]
         tell(remarks, order.progress)
-        ids = [str(row.get("id", f"conversation/{number}")) for number, (_, row) in enumerate(rows)]
+        ids = [id_of(row, f"conversation/{number}") for number, (_, row) in enumerate(rows)]
         kept = [{"id": id_, **chat} for id_, chat in zip(ids, chats, strict=True)]
         write_rows(order.output / TEXTS, kept)
         data: list[dict[str, Any]] = [{} for _ in rows]

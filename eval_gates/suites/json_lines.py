@@ -24,9 +24,9 @@ FIELDS = "fields"  # key of a laid-out row: all of its fields, where clusters ar
 
 
 def find_files(folder: Path, stem: str, *, but_not: Iterable[str | None] = ()) -> list[Path]:
-    """Return `<stem>*.jsonl` and `<stem>*.jsonl.gz` of `folder`, by name.
+    """Return `<stem>*.jsonl` and `<stem>*.jsonl.gz` of `folder`, by name; see :func:`has_stem`.
 
-    `but_not` has the starts of other files' names. EvaluationDataError: what has that stem is a
+    `but_not` has the stems of other files. EvaluationDataError: what has that stem is a
     folder or in another form, or there both plain and gzipped.
     """
     if not folder.is_dir():
@@ -36,8 +36,12 @@ def find_files(folder: Path, stem: str, *, but_not: Iterable[str | None] = ()) -
             hint="give a folder that exists to --eval-data",
         )
     there = _names_in(folder)
-    others = tuple(filter(None, but_not))
-    named = [name for name in there if name.startswith(stem) and not name.startswith(others)]
+    others = [other for other in but_not if other]
+    named = [
+        name
+        for name in there
+        if has_stem(name, stem) and not any(has_stem(name, other) for other in others)
+    ]
     for name in named:
         if (folder / name).is_dir() or (not name.endswith(READ) and _OTHER_FORMS.search(name)):
             raise EvaluationDataError(
@@ -56,6 +60,11 @@ def find_files(folder: Path, stem: str, *, but_not: Iterable[str | None] = ()) -
                 hint="remove one of the two",
             )
     return files
+
+
+def has_stem(name: str, stem: str) -> bool:
+    """Return whether a file's name begins with that word: mmlu_professional_law has no mmlu_pro."""
+    return name.startswith(stem) and not name[len(stem) :][:1].isalpha()
 
 
 def question_files(folder: Path) -> list[str]:
@@ -125,6 +134,12 @@ def check_schema(row: Mapping[str, Any], schema: Mapping[str, Any], place: str, 
         words = f"does not fit {json.dumps({fault.validator: fault.validator_value})}"
     key = f"'{fault.absolute_path[0]}': " if fault.absolute_path else ""
     raise EvaluationDataError(f"{key}{words}"[:_MAX_FAULT], where=place, hint=hint)
+
+
+def id_of(row: Mapping[str, Any], otherwise: str) -> str:
+    """Return the row's own id as a text; `otherwise` where it is missing, null or blank."""
+    id_ = row.get("id")
+    return str(id_) if id_ is not None and str(id_).strip() else otherwise
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -9,7 +9,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
@@ -22,7 +23,7 @@ from eval_gates.suites.generation import sampling_settings, thinking_settings
 from eval_gates.suites.json_lines import FIELDS
 from eval_gates.suites.lm_eval_files import LOCAL_FORMATS, localize, read_task_file
 from eval_gates.suites.lm_rows import CHOSEN, GENERATED, LmRows, load_checkers
-from prepare.errors import EvaluationDataError, raise_as
+from prepare.errors import EvaluationDataError, PrepareError, raise_as
 from recipes.dataset_commit import check_commit, commit_of, load_from_hub
 from recipes.generation import Generation
 
@@ -32,6 +33,7 @@ PLACE = "task.json"
 _LENGTH_KEYS = ("max_gen_toks", "max_tokens", "max_new_tokens")
 DEFAULT_TOKENS = 256  # of an answer, where neither the policy nor the task says
 _EXAMPLES = ("fewshot", "training", "validation")  # splits with worked examples
+_MAX_UNSOLVABLE = 0.01  # of the documents
 _UNLIKELY = -1e3  # log-likelihood of a choice that is not taken
 _GROUP_KEYS = ("group", "group_alias", "task", "tag", "aggregate_metric_list", "metadata")
 _COMBINING_FILTERS = {"majority_vote", "take_first_k"}
@@ -44,6 +46,23 @@ Config = dict[str, Any]
 
 def _error(task: Any, message: str, hint: str, place: str = "") -> EvaluationDataError:
     return EvaluationDataError(message, where=f"lm-eval task {task}{place}", hint=hint)
+
+
+@contextmanager
+def _reading(task: Any, place: str = "") -> Iterator[None]:
+    """Convert what lm-eval or the task's own templates raise for a document."""
+    try:
+        yield
+    except PrepareError:
+        raise
+    except Exception as error:  # templates and functions may raise anything
+        raise _error(
+            task,
+            f"lm-eval cannot ask the task's documents: {type(error).__name__}: {error}"[:500],
+            "check that each document has the fields that doc_to_text, doc_to_choice and "
+            "doc_to_target name, and that a target is the number of a choice, from 0 on",
+            place,
+        ) from error
 
 
 class Metric(NamedTuple):
@@ -152,16 +171,19 @@ def lay_out(
     choices = {}
     for name, rows in opened.members.items():
         for n, document in enumerate(rows.documents):
+            with _reading(name, f", document {n}"):
+                asked = _asked_digest(rows.task, document)
+                if rows.output_type == CHOSEN:
+                    choices[f"{name}/{n}"] = scored_choices(rows, opened.metric, document)
             data = {
                 "member": name,
                 "doc_index": n,
                 "doc_sha256": digest_document(document),
-                PROMPT_DIGEST: _asked_digest(rows.task, document),
+                PROMPT_DIGEST: asked,
                 **({FIELDS: dict(document)} if reads_fields else {}),
             }
             questions.append(Question(f"{name}/{n}", group=name, data=data))
-            if rows.output_type == CHOSEN:
-                choices[f"{name}/{n}"] = scored_choices(rows, opened.metric, document)
+    _check_choices(opened, choices)
     shared = [shared_text(rows.documents) for rows in opened.members.values()]
     return questions, {
         "task": configs[0]["task"] if len(configs) == 1 else suite["task"],
@@ -170,6 +192,20 @@ def lay_out(
         "choices": choices,
         "shared_text": next(filter(None, shared), None),
     }
+
+
+def _check_choices(opened: LoadedTask, choices: Mapping[str, Sequence[tuple[str, float]]]) -> None:
+    """Refuse a task whose documents often name no choice, so that no answer is right."""
+    for name, rows in opened.members.items():
+        scored = [(n, choices.get(f"{name}/{n}", ())) for n in range(len(rows.documents))]
+        unsolvable = [n for n, scores in scored if scores and not any(score for _, score in scores)]
+        if len(unsolvable) > _MAX_UNSOLVABLE * len(scored):
+            raise _error(
+                name,
+                f"in {len(unsolvable)} of {len(scored)} documents no choice is right",
+                "doc_to_target must give the choice's number, from 0 on, or exactly its text",
+                f", document {unsolvable[0]}",
+            )
 
 
 def _asked_digest(task: Any, document: Config) -> str:
@@ -220,7 +256,8 @@ def open_task(suite: Config, folder: Path) -> LoadedTask:
                     f"({', '.join(combined)})",
                     "name a filter of single answers: 'metric: METRIC,FILTER' in the policy",
                 )
-        members[config["task"]] = LmRows({**config, "repeats": 1}, loaded[key])
+        with _reading(config["task"]):
+            members[config["task"]] = LmRows({**config, "repeats": 1}, loaded[key])
     return LoadedTask(members, metric, _samples(configs[0], suite))
 
 
@@ -244,6 +281,7 @@ def save_dataset(config: Config, revision: str | None, target: Path) -> str | No
     `config` has absolute paths.
     """
     from datasets import Dataset, DatasetDict
+    from datasets.exceptions import DatasetsError
 
     options = dict(config.get("dataset_kwargs") or {})
     options.pop("trust_remote_code", None)
@@ -255,7 +293,7 @@ def save_dataset(config: Config, revision: str | None, target: Path) -> str | No
             "the task's dataset cannot be read",
             f"lm-eval task {config['task']}, dataset {path}",
             "check the task's dataset, and whether the Hub can be reached",
-            errors=(OSError, ValueError, RuntimeError),
+            errors=(OSError, ValueError, RuntimeError, DatasetsError),
         ):
             if callable(config.get("custom_dataset")):
                 splits = config["custom_dataset"](**(config.get("metadata") or {}), **options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import builtins
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -211,29 +212,36 @@ class Mbpp(CodeKind[MbppTask]):
         return humaneval.PROBLEMS if _asks_humaneval(suite) else 0
 
     def known_questions(self, task: MbppTask, order: QuestionOrder) -> list[Question]:
-        rows = self.read(order.source, order.folder)
-        problems = [problem_of(row, place) for place, row in rows]
+        problems, rows = _problems_of(self.read(order.source, order.folder))
         # HumanEval's, which `evaluate` has, may be chosen, too.
         every = task.model_copy(update={"problems": []}) if task.humaneval else task
-        return lay_out(every, problems, "MBPP")
+        return lay_out(every, problems, "MBPP", rows)
 
     def questions(self, task: MbppTask, order: QuestionOrder) -> Read:
         source = order.source
         left_out = list[str]()
         problems: list[Problem] = []
+        rows: dict[str, Row] | None = None
         if source.kind == "packages":
             order.progress.note("MBPP's problems are out of reach: HumanEval's are asked alone")
         elif source.kind == "hub":
             problems, left_out = select_usable(self.read(source, None))
         else:
-            problems = [problem_of(row, place) for place, row in self.read(source, order.folder)]
+            problems, rows = _problems_of(self.read(source, order.folder))
         if task.humaneval:
             problems += humaneval.read_problems()
         facts = {
             "dropped": len(left_out),
             "dropped_why": f"problems were left out: {'; '.join(left_out)}",
         }
-        return lay_out(task, problems, "MBPP"), facts
+        return lay_out(task, problems, "MBPP", rows), facts
+
+
+def _problems_of(rows: Sequence[tuple[str, Row]]) -> tuple[list[Problem], dict[str, Row]]:
+    """Return the problems, and their rows by id."""
+    problems = [problem_of(row, place) for place, row in rows]
+    named = {problem.task_id: row for problem, (_, row) in zip(problems, rows, strict=True)}
+    return problems, named
 
 
 def _asks_humaneval(suite: Suite) -> bool:

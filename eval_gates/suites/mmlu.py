@@ -99,7 +99,7 @@ def _question(row: dict[str, Any], place: str) -> Row:
     key = {"enum": [0, 1, 2, 3, *LETTERS]}
     check_row(row, place, _FIELDS, subject=TEXT, question=TEXT, choices=four, answer=key)
     answer = row["answer"]
-    answer = LETTERS.index(answer) if isinstance(answer, str) else answer
+    answer = LETTERS.index(answer) if isinstance(answer, str) else int(answer)
     return {**{name: row[name] for name in ("subject", "question", "choices")}, "answer": answer}
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from eval_gates.reply_forms import without_added_entities
 from eval_gates.rows import Question, Reply
 from eval_gates.suites.generation import GeneratingTask, TextKind, is_unsolved
-from eval_gates.suites.json_lines import TEXT, check_row, read_rows
+from eval_gates.suites.json_lines import TEXT, check_row, id_of, read_rows
 from eval_gates.suites.sources import HubQuestions, QuestionSource
 from eval_gates.suites.suite_kind import QuestionOrder, Read
 from eval_gates.suites.word_tokens import bleu_form, bleu_tokenizer, words_of
@@ -126,7 +126,7 @@ def _document(row: dict[str, Any], place: str) -> Document:
             where=place,
             hint=_FIELDS,
         )
-    named = {key: str(row.get(key, "")) for key in ("id", "title")}
+    named = {"id": id_of(row, ""), "title": str(row.get("title") or "")}
     return {**named, "document": row["document"], "references": references}
 
 

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from eval_gates.reply_forms import readings
 from eval_gates.rows import Question, Reply
 from eval_gates.suites.generation import GeneratingTask, TextKind
-from eval_gates.suites.json_lines import TEXT, check_row
+from eval_gates.suites.json_lines import TEXT, check_row, id_of
 from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read
 from prepare.errors import EvaluationDataError
 from prepare.limited_call import CallError, call_limited
@@ -121,7 +121,7 @@ def _question(row: dict[str, Any], number: int, place: str, task: StructuredTask
     schema = row["schema"]
     _check_schema(schema, place)
     shown = PROMPT.format(prompt=prompt, schema=json.dumps(schema, ensure_ascii=False))
-    name = str(row.get("id") or f"request/{number}")
+    name = id_of(row, f"request/{number}")
     asked = shown + (COMPLETION_END if task.prompt_format == "completion" else "")
     if not task.guided:
         return Question(name, asked, data={"schema": schema})

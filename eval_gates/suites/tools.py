@@ -32,7 +32,7 @@ from eval_gates.suites.bfcl import (
     right_calls,
 )
 from eval_gates.suites.generation import GeneratingTask, TextKind
-from eval_gates.suites.json_lines import check_row
+from eval_gates.suites.json_lines import check_row, id_of
 from eval_gates.suites.sources import QuestionSource, Row
 from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read
 from prepare.errors import EvaluationDataError
@@ -216,7 +216,7 @@ def _read_case(row: Row, number: int, place: str) -> BfclCase:
     category = ("irrelevance", "simple", "parallel")[min(len(truth), 2)]
     if category == "simple" and len(functions) > 1:
         category = "multiple"
-    name = str(row.get("id") or f"request/{number}")
+    name = id_of(row, f"request/{number}")
     return BfclCase(name, category, question, functions, truth)
 
 

@@ -6,16 +6,16 @@ A source is plain data that identifies its content, as a part of stage keys.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import recipes
 from eval_gates.clusters import repeated_field
-from eval_gates.suites.json_lines import question_files, read_rows
+from eval_gates.suites.json_lines import has_stem, question_files, read_rows
 from eval_gates.suites.sources import QuestionSource, SuiteSource
-from eval_gates.suites.suite_kind import kind_of
+from eval_gates.suites.suite_kind import SuiteKind, kind_of
 from pipeline.plan.known_questions import KnownQuestions, find_known
 from pipeline.stages.questions import QuestionsResult
 from prepare.digest import FileDigests, digest_json
@@ -112,21 +112,34 @@ class SourceResolver:
         self._noted.update(new)
 
     def note_unread(self, policy: Policy) -> None:
-        """Note the names of the folder's files that no suite reads."""
-        if self.eval_data is None:
-            return
-        kinds = [kind_of(suite) for suite in policy.suites.values() if _reads_folder(suite)]
+        """Note the names of files that no suite reads, in folders that suites read."""
+        readers = defaultdict[Path, list[SuiteKind[Any]]](list)
+        for name, suite in policy.suites.items():
+            if suite.data is not None:
+                folder = suite.path_of(suite.data, f"policy key suites.{name}.data")
+                readers[folder].append(kind_of(suite))
+            elif self.eval_data is not None and _reads_folder(suite):
+                readers[self.eval_data].append(kind_of(suite))
+        for folder, kinds in readers.items():
+            if folder.is_dir():
+                told = "--eval-data" if folder == self.eval_data else str(folder)
+                self._note_unread_of(folder, told, policy.name, kinds)
+
+    def _note_unread_of(
+        self, folder: Path, told: str, policy: str, kinds: Sequence[SuiteKind[Any]]
+    ) -> None:
         read = {stem for kind in kinds for stem in (kind.folder_stem, kind.examples_stem) if stem}
         others = {kind.other_stem for kind in kinds if kind.other_stem} - read
         unread = [
             name
-            for name in question_files(self.eval_data)
-            if not name.startswith(tuple(read)) or name.startswith(tuple(others))
+            for name in question_files(folder)
+            if not any(has_stem(name, stem) for stem in read)
+            or any(has_stem(name, stem) for stem in others)
         ]
         if unread:
             more = f" and {len(unread) - _MAX_NAMES} more" if len(unread) > _MAX_NAMES else ""
             self.note(
-                f"no suite of the policy '{policy.name}' reads these files of --eval-data: "
+                f"no suite of the policy '{policy}' reads these files of {told}: "
                 f"{', '.join(unread[:_MAX_NAMES])}{more}; its suites read files whose names begin "
                 f"with {', '.join(sorted(read))}"
             )

@@ -90,7 +90,7 @@ class EvaluateResult(Record):
     )
 
 
-EVALUATE = Stage("evaluate", 18, EvaluateParameters, EvaluateRuntime, EvaluateResult)
+EVALUATE = Stage("evaluate", 19, EvaluateParameters, EvaluateRuntime, EvaluateResult)
 
 # Limits and opponents, on which a question's answer does not depend.
 NOT_OF_THE_ANSWER = ("max_questions", "min_values", "rule")

@@ -147,6 +147,9 @@ for name, suite, batches in [
         if path.is_file() and "dataset" not in path.parts
     )
 
+unnamed = refusal(settings("unnamed.yaml"), "task")
+counted = refusal(settings("counted.yaml"), "task")
+
 # Asked again in another order of batches, after the user's own files are gone.
 shutil.rmtree(folder / "data")
 suite = settings("choices.yaml", num_fewshot=3)
@@ -164,6 +167,8 @@ found["refusals"] = {
     "filter": refusal(settings("gsm8k", metric="exact_match,none")),
     "offline": refusal(settings("gsm8k")),
     "data": refusal(settings("choices.yaml"), "task"),
+    "unnamed": unnamed,
+    "counted": counted,
 }
 
 
@@ -260,6 +265,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tasks / "data").mkdir(parents=True)
     for name, text in {
         "choices.yaml": CHOICES,
+        "unnamed.yaml": CHOICES.replace("choices.index(total)", "'B'"),
+        "counted.yaml": CHOICES.replace("choices.index(total)", "choices.index(total) + 9"),
         "base.yaml": BASE,
         "text.yaml": TEXT,
         "errors.yaml": ERRORS,
@@ -389,6 +396,8 @@ def test_nothing_is_left_in_the_users_cache(found: dict[str, Any]) -> None:
         ("metric", ["no metric 'acc'", "mean over documents: exact_match"]),
         ("filter", ["no metric 'exact_match,none'", "strict-match, flexible-extract"]),
         ("offline", ["dataset cannot be read", "gsm8k", "whether the Hub can be reached"]),
+        ("unnamed", ["in 21 of 21 documents no choice is right", "from 0 on"]),
+        ("counted", ["lm-eval cannot ask the task's documents: IndexError", "from 0 on"]),
         ("data", ["data file of the task does not exist", "test.jsonl", "relative to the task"]),
     ],
 )

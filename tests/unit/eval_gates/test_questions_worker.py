@@ -14,7 +14,13 @@ from listener import Listener
 
 from eval_gates.decisions.suite import Decisions
 from eval_gates.decisions.task import AS_LOGGED, DecisionsTask
-from eval_gates.question_set import judged_apart, with_clusters, with_parts, without_copies
+from eval_gates.question_set import (
+    judged_apart,
+    with_clusters,
+    with_fields,
+    with_parts,
+    without_copies,
+)
 from eval_gates.questions_worker import run, shuffle
 from eval_gates.rows import Question
 from eval_gates.suites.json_lines import FIELDS
@@ -233,6 +239,12 @@ class TestCopies:
         apart = [replace(row, cluster=row.id) for row in rows]
         with pytest.raises(EvaluationDataError, match="20 of 40"):
             without_copies(apart, Listener().note)
+
+    def test_rows_that_are_left_out_leave_no_fields(self, tmp_path: Path) -> None:
+        file = tmp_path / "rows.jsonl"
+        file.write_text('{"user": "a"}\n{"user": "b"}\n')
+        with pytest.raises(EvaluationDataError, match="1 questions are of 2 rows"):
+            with_fields([Question("0")], [file])
 
     def test_a_field_that_is_null_says_nothing(self) -> None:
         rows = [

@@ -164,6 +164,20 @@ class TestSuite:
         assert counted(**packaged, cluster_by="functions") == 2_116
         assert counted(**packaged, cluster_by="functions", categories=["multiple"]) is None
 
+    def test_what_no_suite_reads_of_its_own_folder_is_noted(self, tmp_path: Path) -> None:
+        rows = "".join(f"{json.dumps({**ROW, 'question': f'q{n}'})}\n" for n in range(3)).encode()
+        names = ("mmlu_test.jsonl", "mmluown.jsonl", "mmlu_pro_test.jsonl", "gsm8k_test.jsonl")
+        folder = write_files(tmp_path / "own", dict.fromkeys(names, rows))
+        suite = {"kind": "mmlu", "num_fewshot": 0, "data": str(folder), "margins": MARGINS}
+        policy = Policy.model_validate({"name": "p", "summary": "s", "suites": {"mine": suite}})
+        resolving = Resolving(tmp_path)
+        assert list(resolving.resolver.faults(policy)) == []
+        (note,) = resolving.notes
+        assert note.startswith(
+            f"no suite of the policy 'p' reads these files of {folder}: "
+            "gsm8k_test.jsonl, mmlu_pro_test.jsonl, mmluown.jsonl"
+        )
+
     def test_the_folders_content_is_its_identity(self, tmp_path: Path, data: Path) -> None:
         suite = Mmlu.policy(margins=MARGINS)
 

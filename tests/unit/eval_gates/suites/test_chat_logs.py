@@ -357,3 +357,101 @@ def test_sessions_that_are_named_may_begin_alike() -> None:
     messages = [{"role": "user", "content": "hi"}]
     rows = [(name, {"session": name, "messages": messages}) for name in "ab"]
     assert [turn.session for turn in read_turns(rows)[0]] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "differs",
+    [
+        lambda n: {},
+        lambda n: {"tools": [{**TOOL, "function": {**TOOL["function"], "name": f"f{n}"}}]},
+        lambda n: {"system": f"It is {n} o'clock."},
+    ],
+    ids=["nothing", "tools", "a clock"],
+)
+def test_what_was_said_joins_the_lines_of_a_session(differs: Any) -> None:
+    """A clock in the system prompt, or a tool that is added, made each request a session."""
+    rows = []
+    for user in ("a", "b"):
+        said: list[dict[str, Any]] = []
+        for turn in range(4):
+            said.append({"role": "user", "content": f"{user} asks {turn}"})
+            own = dict(differs(turn))
+            system = [{"role": "system", "content": own.pop("system", "Be brief.")}]
+            rows.append({"messages": [*system, *said], **own})
+            said.append({"role": "assistant", "content": f"answer {turn}"})
+    turns, remarks = read(*rows)
+    assert len({turn.session for turn in turns}) == 2
+    assert len({turn.digest for turn in turns}) == (8 if differs(1) == {} else 20)
+    assert {remark.what for remark in remarks} == {"it continues the session of an earlier line"}
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_a_session_without_a_name_is_refused(name: str) -> None:
+    with pytest.raises(EvaluationDataError) as caught:
+        read({"messages": [ASK]}, {"messages": [ASK], "session": name})
+    assert caught.value.where == "logs.jsonl, line 2"
+
+
+def test_equal_ids_are_one_session_and_said_aloud() -> None:
+    other = {"role": "user", "content": "What time is it?"}
+    turns, remarks = read(
+        {"messages": [ASK], "id": "v2"},
+        {"messages": [other], "id": "v2"},
+        {"messages": [SAID, ASK]},
+    )
+    assert [turn.session for turn in turns] == ["v2", "v2", "session/2"]
+    (remark,) = remarks
+    assert (remark.place, remark.what[:30]) == (
+        "logs.jsonl, line 2",
+        "its id is that of an earlier l",
+    )
+
+
+def test_ids_that_are_null_are_none(tmp_path: Path) -> None:
+    rows = [{"id": id_, "prompt": f"say {n}"} for n, id_ in enumerate((None, None, "", 0))]
+    questions, _ = laid_out(Fidelity(), FidelityTask(), tmp_path, lines(*rows))
+    names = [question.id for question in questions]
+    assert names == ["conversation/0", "conversation/1", "conversation/2", "0"]
+
+
+def test_a_document_next_to_messages_is_no_text_to_summarize(tmp_path: Path) -> None:
+    """Logs of retrieval have such a key; the user's conversation was replaced by it."""
+    row = {"messages": [ASK], "document": "contract-17.pdf"}
+    laid_out(Fidelity(), FidelityTask(), tmp_path, lines(row))
+    (kept,) = [row for _, row in read_rows(tmp_path / TEXTS)]
+    assert kept["messages"] == [ASK]
+    (alone,) = lines({"document": "Tides."}).splitlines()
+    laid_out(Fidelity(), FidelityTask(), tmp_path, alone)
+    (kept,) = [row for _, row in read_rows(tmp_path / TEXTS)]
+    assert kept["messages"][0]["content"].endswith("Tides.")
+
+
+@pytest.mark.parametrize("tools", [None, []])
+def test_functions_are_read_where_tools_are_empty(tools: Any) -> None:
+    (turn,), _ = read({"messages": [ASK], "tools": tools, "functions": [TOOL["function"]]})
+    assert turn.tools == [TOOL]
+
+
+def test_the_first_api_of_functions() -> None:
+    called = {"role": "assistant", "content": None, "function_call": {"name": "find"}}
+    result = {"role": "function", "name": "find", "content": "21"}
+    turns, remarks = read({"messages": [ASK, called, result], "functions": [TOOL["function"]]})
+    read_result = turns[-1].messages[-1]
+    assert read_result["role"] == "tool"
+    assert read_result["tool_call_id"] == turns[-1].messages[-2]["tool_calls"][0]["id"]
+    assert [remark.what for remark in remarks] == ["the role function is read as tool"]
+
+
+def test_a_refusal_is_what_the_assistant_wrote() -> None:
+    refused = {"role": "assistant", "content": None, "refusal": "I cannot help with that."}
+    turns, remarks = read({"messages": [ASK, refused, ASK]})
+    assert turns[0].answer is not None
+    assert turns[0].answer["content"] == "I cannot help with that."
+    assert (len(turns), remarks) == (2, [])
+
+
+def test_a_choice_of_tools_is_not_sent_and_said_aloud() -> None:
+    _, remarks = read({"messages": [ASK], "tools": [TOOL], "tool_choice": "required"})
+    assert [remark.what for remark in remarks] == [
+        "its tool_choice is not sent: each arm is free to call"
+    ]

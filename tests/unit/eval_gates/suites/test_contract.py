@@ -182,6 +182,11 @@ PRESETS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("gsm8k", SUM, {"question": " "}, "'question'"),
     ("gsm8k", SUM, {"answer": "5"}, "'answer'"),
     ("gsm8k", SUM, {"answer": "It is\n#### 5 apples"}, "'answer'"),
+    # Without worked examples lm-eval compares what follows '#### ' as it is.
+    *(
+        ("gsm8k", SUM, {"answer": f"5\n{end}"}, "'answer'")
+        for end in ("####5", "####  5", "#### 5 ")
+    ),
     ("ifeval", INSTRUCTED, {"prompt": ""}, "'prompt'"),
     ("ifeval", INSTRUCTED, {"instruction_id_list": "a:b"}, "'instruction_id_list'"),
     ("ifeval", INSTRUCTED, {"kwargs": []}, "instruction_id_list and kwargs differ"),

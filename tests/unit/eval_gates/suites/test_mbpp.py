@@ -11,10 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eval_gates.question_set import judged_apart
 from eval_gates.sandbox import Program, run_many
 from eval_gates.suites.code_suite import prompt_of
-from eval_gates.suites.mbpp import problem_of, select_usable
+from eval_gates.suites.mbpp import Mbpp, MbppTask, problem_of, select_usable
+from eval_gates.suites.sources import QuestionSource
+from eval_gates.suites.suite_kind import QuestionOrder
 from prepare.errors import EvaluationDataError
+from prepare.events import NullProgress
 
 PLACE = "mbpp.jsonl, line 1"
 # As MBPP+'s programs are: a comparison of their own, then inputs and results at the top level.
@@ -147,3 +151,16 @@ def test_whatever_the_sentence_the_prompt_is_one_function(sentence: str, shown: 
     (function,) = ast.parse(f"{problem_of(row, PLACE).header}    pass\n").body
     assert isinstance(function, ast.FunctionDef)
     assert len(function.body) == 2
+
+
+def test_chosen_problems_have_their_own_rows_fields(tmp_path: Path) -> None:
+    """They were paired by their place in the file."""
+    rows = [{**SPREAD, "task_id": n, "prompt": f"Task {n}.", "topic": f"t{n}"} for n in range(5)]
+    file = tmp_path / "mbpp_test.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    order = QuestionOrder(QuestionSource(kind="folder"), file, tmp_path, NullProgress())
+    task = MbppTask(problems=["Mbpp/4", "Mbpp/1"], parts_by="topic")
+    questions, _ = Mbpp().questions(task, order)
+    apart = judged_apart(Mbpp(), task, questions, [file], lambda text: None)
+    parts = [(question.id, question.part) for question in apart]
+    assert parts == [("Mbpp/4", "t4"), ("Mbpp/1", "t1")]

@@ -32,9 +32,15 @@ def test_a_folder_gives_its_questions_without_the_development_ones(tmp_path: Pat
     write(tmp_path, ROW, {**OTHER, "answer": "C"})
     write(tmp_path, {**ROW, "question": "dev?"}, name="mmlu_dev.jsonl")
     write(tmp_path, {"question": "another suite's"}, name="mmlu_pro_test.jsonl")
+    # Subjects whose names begin as those do.
+    law = {**ROW, "question": "Whose is it?", "answer": 1.0}
+    device = {**ROW, "question": "What does it do?"}
+    write(tmp_path, law, name="mmlu_professional_law.jsonl")
+    write(tmp_path, device, name="mmlu_device_use.jsonl")
     order = QuestionOrder(QuestionSource(kind="folder"), tmp_path, tmp_path, NullProgress())
     found, _ = mmlu.Mmlu().questions(mmlu.MmluTask(num_fewshot=1), order)
-    assert [each.data for each in found] == [ROW, OTHER]
+    assert [each.data for each in found] == [device, {**law, "answer": 1}, ROW, OTHER]
+    assert type(found[1].data["answer"]) is int
     assert all("dev?" in each.prompt for each in found)
 
 
