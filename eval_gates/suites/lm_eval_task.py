@@ -23,6 +23,7 @@ from eval_gates.suites.generation import sampling_settings, thinking_settings
 from eval_gates.suites.json_lines import FIELDS
 from eval_gates.suites.lm_eval_files import LOCAL_FORMATS, localize, read_task_file
 from eval_gates.suites.lm_rows import CHOSEN, GENERATED, LmRows, load_checkers
+from eval_gates.suites.loaded_rows import check_loaded
 from prepare.errors import EvaluationDataError, PrepareError, raise_as
 from recipes.dataset_commit import check_commit, commit_of, load_from_hub
 from recipes.generation import Generation
@@ -305,6 +306,10 @@ def save_dataset(config: Config, revision: str | None, target: Path) -> str | No
             split = splits[name]
             split = split if isinstance(split, Dataset) else Dataset.from_list(list(split))
             kept[name] = split if rows is None else split.select(range(min(rows, len(split))))
+        if path == "json":
+            files = options["data_files"]
+            for name, split in kept.items():
+                check_loaded(split, files[name] if isinstance(files, dict) else files)
         DatasetDict(kept).save_to_disk(str(target))
         rows = next(iter(kept.values()))
         check_commit(rows, str(path), revision)

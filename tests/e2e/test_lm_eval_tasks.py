@@ -149,6 +149,7 @@ for name, suite, batches in [
 
 unnamed = refusal(settings("unnamed.yaml"), "task")
 counted = refusal(settings("counted.yaml"), "task")
+mixed = refusal(settings("mixed.yaml"), "task")
 
 # Asked again in another order of batches, after the user's own files are gone.
 shutil.rmtree(folder / "data")
@@ -169,6 +170,7 @@ found["refusals"] = {
     "data": refusal(settings("choices.yaml"), "task"),
     "unnamed": unnamed,
     "counted": counted,
+    "mixed": mixed,
 }
 
 
@@ -223,6 +225,15 @@ filter_list:
 metric_list:
   - {metric: exact_match, aggregation: mean, higher_is_better: true}
 """
+MIXED = """
+task: sums_mixed
+include: base.yaml
+dataset_kwargs:
+  data_files: {test: data/mixed.jsonl}
+fewshot_split: test
+output_type: generate_until
+doc_to_target: "{{total}}"
+"""
 ERRORS = """
 task: sums_errors
 include: base.yaml
@@ -267,6 +278,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "choices.yaml": CHOICES,
         "unnamed.yaml": CHOICES.replace("choices.index(total)", "'B'"),
         "counted.yaml": CHOICES.replace("choices.index(total)", "choices.index(total) + 9"),
+        "mixed.yaml": MIXED,
+        "data/mixed.jsonl": "".join(
+            json.dumps({"question": f"Half of {number}?", "total": total}) + "\n"
+            for number, total in ((36, 18), (5, 2.5))
+        ),
         "base.yaml": BASE,
         "text.yaml": TEXT,
         "errors.yaml": ERRORS,
@@ -397,6 +413,7 @@ def test_nothing_is_left_in_the_users_cache(found: dict[str, Any]) -> None:
         ("filter", ["no metric 'exact_match,none'", "strict-match, flexible-extract"]),
         ("offline", ["dataset cannot be read", "gsm8k", "whether the Hub can be reached"]),
         ("unnamed", ["in 21 of 21 documents no choice is right", "from 0 on"]),
+        ("mixed", ["reads the field 'total' as '18", "line 1", "texts"]),
         ("counted", ["lm-eval cannot ask the task's documents: IndexError", "from 0 on"]),
         ("data", ["data file of the task does not exist", "test.jsonl", "relative to the task"]),
     ],

@@ -401,3 +401,11 @@ def test_recorded_answers_tell_the_sessions_of_each_gate() -> None:
     assert told == dict(zip(numbers, (result.n for result in results), strict=True))
     assert logged.tools == {tool_label("find"): 20}
     assert logged.empty == []
+
+
+def test_one_step_of_a_ladder_is_reported() -> None:
+    recorded = [*rows(10, 1.0), *rows(10, 0.5, group="16 tools")]
+    reports = Decisions().groups(recorded, recorded)
+    assert [row.group for row in reports if row.kind == "rung"] == ["as logged", "16 tools"]
+    alone = Decisions().groups(recorded[:20], recorded[:20])
+    assert [row.group for row in alone if row.kind == "rung"] == []

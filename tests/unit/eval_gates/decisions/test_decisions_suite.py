@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,24 @@ def test_a_turn_that_does_not_fit_is_named(tmp_path: Path) -> None:
     kind, questions = laid_out(tmp_path)
     with Arm(sound) as server, pytest.raises(StageError, match="'a/0' is too long"):
         rows_of(kind, questions, server.url, max_length=100)
+
+
+def test_a_turn_that_just_fits_is_asked(tmp_path: Path) -> None:
+    kind, questions = laid_out(tmp_path)
+    with Arm(sound) as server:
+        fits = 100
+        for _ in questions:
+            try:
+                assert rows_of(kind, questions, server.url, max_length=fits)
+                break
+            except StageError as error:
+                has, most = (
+                    int(number) for number in re.findall(r"(\d+) (?:tokens|fit)", str(error))
+                )
+                fits += has - most
+        with pytest.raises(StageError, match="is too long"):
+            rows_of(kind, questions, server.url, max_length=fits - 1)
+    assert fits > 100
 
 
 def test_a_turn_that_the_template_refuses_is_named(tmp_path: Path) -> None:
