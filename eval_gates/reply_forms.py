@@ -77,24 +77,40 @@ _THOUGHT_END = re.compile(
     re.IGNORECASE,
 )
 # Those that vLLM's, SGLang's and other servers' parsers read, at a text's start or behind words and
-# thoughts.
+# thoughts. Patterns, as alternatives of one.
+CALL_STARTS = (  # what follows is an object or a Python call
+    r"<(?:\w{1,20}[:_])?tool_calls?>",
+    r"<(?:\w{1,20}_)?function_calls?>",
+    "<TOOLCALL>",
+    r"\[TOOL_CALLS\]",
+    r"\[TOOL_REQUEST\]",
+    r"<\|tool_calls?\|?>",
+    r"<\|python_(?:tag|start)\|>",
+    r"<[|\uff5c]tool[\u2581_]calls?[\u2581_](?:section_)?begin[|\uff5c]>",
+    r"<\|tool_(?:call|list)_(?:begin|start)\|>",
+    r"<\|START_ACTION\|>",
+    r"<\|action_start\|>",
+    r"<\|tools_prefix\|>",
+    r"<\|plamo:begin_tool\w{0,20}:plamo\|>",
+    r"<\|content_invoke_tool\w{0,20}\|>",
+    "<tools>",
+    "```tool_(?:code|call)",
+    r"functools(?=\[)",
+    r"function call(?:<\|role_sep\|>)?(?=\s{0,9}\{\s{0,9}\"name\")",  # GigaChat's
+)
 _CALL_MARK = re.compile(
-    r"<(?:\w{1,20}[:_])?tool_calls?>|<TOOLCALL>|\[TOOL_CALLS\]|\[TOOL_REQUEST\]|"
-    r"<\|tool_calls?\|?>|<\|python_(?:tag|start)\|>|<(?:\w{1,20}_)?function[=_]|"
-    r"<[|\uff5c]tool[\u2581_]calls?[\u2581_](?:section_)?begin[|\uff5c]>|"
-    r"<\|tool_(?:call|list)_(?:begin|start)\|>|<\|START_ACTION\|>|<\|action_start\|>|"
-    r"<\|tools_prefix\|>|<\|plamo:begin_tool|<\|content_invoke_tool|<[|\uff5c]DSML[|\uff5c]|"
-    r"<(?:\w{1,20}:)?invoke(?: name=|>)|<tools>|```tool_(?:code|call)|functools\[|"
-    r"to=functions\.|\u273fFUNCTION\u273f|^Action:.*\nAction Input:",
+    "|".join(CALL_STARTS) + r"|<(?:\w{1,20}_)?function[=_]|<\|plamo:begin_tool|"
+    r"<\|content_invoke_tool|<[|\uff5c]DSML[|\uff5c]|<(?:\w{1,20}:)?invoke(?:\s+name=|>)|"
+    r"to=functions\.|\u273fFUNCTION\u273f|^[ \t]*+Action:.*\n\s*+Action Input:",
     re.MULTILINE,
 )
 _FENCED_PART = re.compile(r"```(?:json)?\s*(.*?)(?:```|\Z)", re.DOTALL)
-_BEGINS_OBJECT = re.compile(r"\s*\[?\s*\{")
-_NAME = re.compile(r"\"(?:name|function)\"\s*:\s*\"[^\"]+\"")
+_BEGINS_OBJECT = re.compile(r"\s*+\[?\s*+\{")
+_NAME = re.compile(r"\"(?:name|tool_name|function)\"\s*:\s*\"[^\"]+\"")
 _ARGUMENTS = re.compile(r"\"(?:arguments|parameters)\"\s*:")
 # Llama's: a list of Python's calls, or one call.
 _PYTHON_CALL = r"[A-Za-z_][\w.]*\((?:\s*\w+\s*=.*)?\)"
-_PYTHON_CALLS = re.compile(rf"\s*(?:\[\s*{_PYTHON_CALL}\s*,?\s*\]|{_PYTHON_CALL})\s*", re.DOTALL)
+_PYTHON_CALLS = re.compile(rf"\s*(?:\[\s*{_PYTHON_CALL}\s*+,?\s*+\]|{_PYTHON_CALL})\s*+", re.DOTALL)
 MAX_LAYERS = 4
 
 
