@@ -7,6 +7,7 @@ call's own text is read. Nothing in it is dropped: what has no structure is comp
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import math
 import re
@@ -19,7 +20,7 @@ from eval_gates.reply_forms import CALL_STARTS, has_call_marks, read_arguments
 from prepare.untrusted import parse_json, parse_json_at
 
 UNREAD_FORM = "a call in a form that is not read"
-"""The tool of a text with call marks that names none; its arguments are the whole text."""
+"""How the tool begins of a text with call marks that names none; its arguments are the text."""
 
 
 class WrittenCall(NamedTuple):
@@ -175,7 +176,9 @@ _FORMS = (
 # --- The first call
 
 
-class _Found(NamedTuple):
+class _Begun(NamedTuple):
+    """A call that begins in a text."""
+
     form: _Form
     place: int  # of the name, or of the object that has it
     name: str
@@ -184,35 +187,41 @@ class _Found(NamedTuple):
 
 def find_call(text: str, tools: Collection[str]) -> WrittenCall | None:
     """Return the first call of a text, if it has one; `tools` are the names that were offered."""
-    found = _find_first(text, tools, is_alone=False)
-    if found is None and not has_call_marks(text):
+    first = _find_first(text, tools, is_alone=False)
+    if first is None and not has_call_marks(text):
         return None
-    found = found or _find_first(text, tools, is_alone=True)
-    if found is None:
-        return WrittenCall(UNREAD_FORM, _as_text(text))
-    return WrittenCall(found.name, _read_arguments(text, found))
+    first = first or _find_first(text, tools, is_alone=True)
+    if first is None:
+        return WrittenCall(_unread_tool(text), _as_text(text))
+    return WrittenCall(first.name, _read_arguments(text, first))
 
 
-def _find_first(text: str, tools: Collection[str], *, is_alone: bool) -> _Found | None:
-    found = [_first_of(form, text, tools, is_alone=is_alone) for form in _FORMS]
+def _unread_tool(text: str) -> str:
+    """Return a tool that only an equal text has: which one it calls is not known."""
+    digest = hashlib.sha256(_as_text(text).encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{UNREAD_FORM}, {digest[:12]}"
+
+
+def _find_first(text: str, tools: Collection[str], *, is_alone: bool) -> _Begun | None:
+    calls = [_first_of(form, text, tools, is_alone=is_alone) for form in _FORMS]
     # At one place, the first form's.
-    return min(filter(None, found), key=lambda each: each.place, default=None)
+    return min(filter(None, calls), key=lambda call: call.place, default=None)
 
 
-def _first_of(form: _Form, text: str, tools: Collection[str], *, is_alone: bool) -> _Found | None:
+def _first_of(form: _Form, text: str, tools: Collection[str], *, is_alone: bool) -> _Begun | None:
     takes_all = form.names is _Names.ALL or (is_alone and form.names is _Names.ALL_IF_ALONE)
     for match in form.begins.finditer(text):
         if form.style is _Style.OBJECT:
             named = _object_with_name(text, match.end())
             if named is None:
                 continue
-            found = _Found(form, match.end(), named.name, match.end())
+            call = _Begun(form, match.end(), named.name, match.end())
             is_taken = takes_all and (form.names is _Names.ALL or named.has_arguments)
         else:
-            found = _Found(form, match.start(1), _plain_name(match[1], tools), match.end())
+            call = _Begun(form, match.start(1), _plain_name(match[1], tools), match.end())
             is_taken = takes_all
-        if is_taken or found.name in tools:
-            return found
+        if is_taken or call.name in tools:
+            return call
     return None
 
 
@@ -220,8 +229,9 @@ def _plain_name(name: str, tools: Collection[str]) -> str:
     return name if name in tools else name.removeprefix("functions.").removeprefix("default_api.")
 
 
-def _read_arguments(text: str, found: _Found) -> str:
-    form, _, _, begin = found
+def _read_arguments(text: str, call: _Begun) -> str:
+    form = call.form
+    begin = call.begin
     if form.style is _Style.OBJECT:
         return _arguments_of_object(text, begin)
     if form.style is _Style.PYTHON:
@@ -303,7 +313,7 @@ def _arguments_of_object(text: str, begin: int) -> str:
 
 
 def _members(text: str, begin: int) -> Iterator[tuple[str, int, int | None]]:
-    """Yield each member's key, and where its value begins and ends; None if it is cut off."""
+    """Yield the key of every member, and where its value begins and ends; None if it is cut off."""
     decoder = json.JSONDecoder()
     end = begin + 1
     while (key := _KEY.match(text, end)) is not None:

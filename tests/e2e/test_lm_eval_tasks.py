@@ -413,7 +413,7 @@ def test_nothing_is_left_in_the_users_cache(found: dict[str, Any]) -> None:
         ("filter", ["no metric 'exact_match,none'", "strict-match, flexible-extract"]),
         ("offline", ["dataset cannot be read", "gsm8k", "whether the Hub can be reached"]),
         ("unnamed", ["in 21 of 21 documents no choice is right", "from 0 on"]),
-        ("mixed", ["reads the field 'total' as '18", "line 1", "texts"]),
+        ("mixed", ["reads the field 'total' as 18.0", "line 1", "texts"]),
         ("counted", ["lm-eval cannot ask the task's documents: IndexError", "from 0 on"]),
         ("data", ["data file of the task does not exist", "test.jsonl", "relative to the task"]),
     ],

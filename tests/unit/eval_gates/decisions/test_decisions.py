@@ -111,7 +111,7 @@ def test_texts_that_call_nothing(text: str) -> None:
 )
 def test_a_call_that_is_cut_off_is_no_error(text: str) -> None:
     found = read_decision(text, (), TOOLS)
-    assert found.tool in ("get_weather", UNREAD_FORM)
+    assert found.tool == "get_weather" or found.tool.startswith(UNREAD_FORM)
     assert TurnDecision.from_row(found.to_row()) == found
 
 
