@@ -146,6 +146,7 @@ class Answer:
         question = asked.question
         replies = asked.replies
         forms = {form for reply in replies for form in reply.forms}
+        forms |= set(scored.own.get(FORMS, ()))
         if any(has_entities(reply.text) for reply in replies) and not has_entities(question.prompt):
             forms.add(ENTITIES)
         answer = cls(

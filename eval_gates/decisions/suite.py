@@ -25,6 +25,7 @@ from eval_gates.decisions.task import (
     rung_group,
 )
 from eval_gates.decisions.turn_decision import TurnDecision, kept_kinds, read_decision
+from eval_gates.decisions.written_call import UNREAD_FORM
 from eval_gates.decisions.written_turn import (
     WrittenTurn,
     ask_for,
@@ -34,7 +35,7 @@ from eval_gates.decisions.written_turn import (
 )
 from eval_gates.prompt_scores import tokenize
 from eval_gates.quality_result import SAME_DECISION, GroupReport
-from eval_gates.rows import Answer, Question, Reply, Score
+from eval_gates.rows import FORMS, Answer, Question, Reply, Score
 from eval_gates.statistics.parts import Partition
 from eval_gates.suites.chat_logs import (
     STEM,
@@ -66,6 +67,10 @@ _DATA = Path(__file__).parents[1] / "data"
 CARRIED_FILE = _DATA / "tool_requests.jsonl"
 CARRIED_TOOLS = _DATA / "tools.jsonl"
 TOKENS_PER_TOOL = 110  # of a carried one, in the widest rendering that was measured
+_UNREAD_CALL = (
+    "have a call in a form that is not read, and are compared by its text: 'form: server' takes "
+    "the server's own parser"
+)
 FRAME_TOKENS = 1_024  # of the conversation, where tools are many
 
 
@@ -227,6 +232,8 @@ class Decisions(SuiteKind[DecisionsTask]):
             own["margin"] = margin
         own |= kept_kinds(reference, decision)
         own |= {"called": decision.calls, "declined": decision.declines}
+        if decision.tool.startswith(UNREAD_FORM):
+            own[FORMS] = [_UNREAD_CALL]
         if reference.calls:
             own[TOOL] = tool_label(reference.tool)
         is_unread = bool(stored["is_unread"])

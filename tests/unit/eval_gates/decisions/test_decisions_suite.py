@@ -12,7 +12,7 @@ import pytest
 from listener import Listener
 from reading_stand_in import ReadingStandIn
 
-from eval_gates.answer_validity import check_answers
+from eval_gates.answer_validity import check_answers, remarks_on
 from eval_gates.ask import Client, RefusedError
 from eval_gates.decisions.parts import tool_label
 from eval_gates.decisions.suite import Decisions, carried_tools
@@ -497,3 +497,13 @@ def test_sessions_with_too_many_tools_are_counted(tmp_path: Path) -> None:
     order = QuestionOrder(QuestionSource(kind="folder"), file, tmp_path, listener)
     kind.questions(DecisionsTask(max_tools=1), order)
     assert any(note.startswith("1 of 3 sessions") for note in listener.notes)
+
+
+def test_calls_in_a_form_that_is_not_read_are_counted(tmp_path: Path) -> None:
+    def unread(prompt: str) -> str:
+        return "<tool_call>\n??? find ???\n</tool_call>"
+
+    _, _, rows = three_arms(tmp_path, unread)
+    (remark,) = remarks_on(rows, takes_thoughts=True)
+    assert remark.startswith("4 of 4 answers have a call in a form that is not read")
+    assert [row.own["keeps_tool"] for row in rows if "keeps_tool" in row.own] == [0, 0, 0]
