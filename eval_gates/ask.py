@@ -23,6 +23,7 @@ from eval_gates.model_tokenizer import Tokenizer
 from eval_gates.reply_forms import find_error
 from eval_gates.rows import Question, Reply, sample_seed
 from eval_gates.token_budget import TokenBudget
+from eval_gates.written_choice import find_choice
 from prepare.credentials import restore_credentials
 from prepare.errors import StageError
 from prepare.untrusted import MEBIBYTE, parse_json
@@ -389,7 +390,7 @@ class Client:
         asked = Question(question.id, messages=tuple(messages))
         reply: Reply = await self._send(self._request(asked, settings, SEED))
         is_read = not (thinks and reply.is_unfinished)
-        chosen = replies.find_choice(reply.text, choices) if is_read else None
+        chosen = find_choice(reply.text, choices) if is_read else None
         values = [_NAMED if n == chosen else _NOT_NAMED for n in range(len(choices))]
         return replace(reply, calls=(), values=tuple(values), is_named=True)
 

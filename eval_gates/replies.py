@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -181,36 +179,6 @@ def cut_at(text: str, stops: Sequence[str]) -> str:
     """Return the text before the first stop string."""
     ends = [at for stop in stops if (at := text.find(stop)) >= 0]
     return text[: min(ends)] if ends else text
-
-
-def find_choice(text: str, choices: Sequence[str]) -> int | None:
-    """Return the place of the only choice that a text names.
-
-    It is the first or last word, follows the word 'answer', or is the only one. A single letter
-    counts in capitals alone. Letters of full width are the same letters.
-    """
-    text = unicodedata.normalize("NFKC", text)
-    places = {
-        unicodedata.normalize("NFKC", choice).strip(): place for place, choice in enumerate(choices)
-    }
-    folded = {name if len(name) == 1 else name.casefold(): n for name, n in places.items()}
-    listed = "|".join(re.escape(name) for name in sorted(places, key=len, reverse=True))
-    one = rf"(?<!\w)(?:{listed})(?!\w)"
-    case = 0 if all(len(name) == 1 for name in places) else re.IGNORECASE
-    mark = r"[\s*_`'\"(\[{$:]*"
-    for pattern in (
-        rf"(?:[Aa]nswer|ANSWER)\w*{mark}(?:(?:is|would be|should be){mark})?({one})",
-        rf"\A{mark}({one})\s*(?:[\])}}.,:;*_`'\"$]|\n|\Z)",
-        rf"({one})[\s*_`'\"\])}}.$]*\Z",
-    ):
-        if named := re.search(pattern, text, case):
-            return _place(named[1], folded)
-    chosen = {_place(word, folded) for word in re.findall(one, text, case)}
-    return chosen.pop() if len(chosen) == 1 else None
-
-
-def _place(name: str, places: dict[str, int]) -> int:
-    return places[name if len(name) == 1 else name.casefold()]
 
 
 def choice_of(body: Any) -> dict[str, Any]:

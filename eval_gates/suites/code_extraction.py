@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+import sys
 import textwrap
 from itertools import islice, pairwise
 from typing import NamedTuple
 
 from eval_gates.replies import cut_at, remove_thoughts
 from eval_gates.reply_forms import has_entities, unescape
+from eval_gates.suites.own_tests import has_return, names_read, without_own_tests
 from recipes.generation import THOUGHT_MARKERS
 
 # Ends of a completed function; vLLM's server refuses more than four.
@@ -21,7 +23,9 @@ STOPS: dict[str, list[str]] = {
 
 _FENCE_OPENS = re.compile(r"(?P<before>^[ \t]*|(?<=[^`~\n]))(?P<fence>`{3,}|~{3,})[^\n`]*\n", re.M)
 _CODE_BEGINS = re.compile(
-    r"^(?:from \S+ import |import \S+|(?:async )?def |class |@)", re.MULTILINE
+    r"^(?:from \S+ import |import \S+|(?:async )?def |class |@|try:$|(?:for|if|while|with) .*:$"
+    r"|[A-Za-z_]\w* ?= ?[^=\s])",
+    re.MULTILINE,
 )
 _RETURNS = re.compile(r"^\s*(?:return|yield)\b", re.MULTILINE)
 _DEFINING = (
@@ -36,7 +40,6 @@ _DEFINING = (
 # Byte order marks, spaces without width, and spaces that do not break.
 _CHARACTERS = str.maketrans({"\ufeff": None, "\u200b": None, "\u2060": None, "\xa0": " "})
 _FUTURE = re.compile(r"^from __future__ import [^\n(]+\n", re.MULTILINE)
-_TESTING = {"print", "input", "exit", "quit", "sys", "unittest", "doctest", "pytest", "__name__"}
 # A looping answer of a megabyte takes a second to parse.
 _MAX_BLOCKS = 50
 _MAX_FENCES = 20
@@ -99,11 +102,11 @@ def _extract(completion: str, problem_prompt: str, entry_point: str, form: str) 
     text = _without_thoughts(completion.translate(_CHARACTERS))
     code = _choose_code(text, entry_point)
     before = preamble(problem_prompt, entry_point)
-    if _defines(code, entry_point):
-        code = _without_own_tests(code, entry_point)
+    if _defines(code, entry_point) or _imports(code, entry_point):
+        code = without_own_tests(code, entry_point)
         return ExtractedCode(_with_futures_first(f"{before}{code}"), is_found=True)
     if method := _find_method(code, entry_point):
-        code = _without_own_tests(code, entry_point)
+        code = without_own_tests(code, entry_point, is_method=True)
         whole = f"{before}{code}\n\n{entry_point} = {method}\n"
         return ExtractedCode(_with_futures_first(whole), is_found=True)
     whole = _with_body(problem_prompt, code)
@@ -132,9 +135,11 @@ def _choose_code(completion: str, entry_point: str) -> str:
     ]
     solutions = [block for block in defining if not _is_stub(block, entry_point)]
     bodies = [block for block in blocks if _RETURNS.search(block) and block not in defining]
-    candidates = solutions or ([] if bodies else defining)
+    # A usage block imports the function, too, so an import counts only if nothing else does.
+    importing = [] if solutions or bodies else [b for b in blocks if _imports(b, entry_point)]
+    candidates = solutions or importing or ([] if bodies else defining)
     if candidates:
-        return _with_other_definitions(candidates[-1], blocks)
+        return _with_other_definitions(candidates[-1], blocks, entry_point)
     if blocks:
         return bodies[-1] if bodies else blocks[0]
     return _without_prose(completion, entry_point)
@@ -198,11 +203,11 @@ def _dedent(code: str, opening: re.Match[str]) -> str:
     return textwrap.dedent(code) if opening["before"] or is_within_line else code
 
 
-def _with_other_definitions(code: str, blocks: list[str]) -> str:
+def _with_other_definitions(code: str, blocks: list[str], entry_point: str) -> str:
     wanted = _missing_names(code)
     helpers = []
     for block in blocks:
-        if block is code or not _only_defines(block):
+        if block is code or not _can_precede(block, entry_point):
             continue
         if wanted & _defined_names(block):
             helpers.append(block.rstrip("\n") + "\n")
@@ -210,20 +215,21 @@ def _with_other_definitions(code: str, blocks: list[str]) -> str:
     return "".join(helpers) + code
 
 
-def _only_defines(code: str) -> bool:
-    return _parses(code) and all(isinstance(node, _DEFINING) for node in ast.parse(code).body)
+def _can_precede(code: str, entry_point: str) -> bool:
+    """Return whether it is a module that needs no other block's function."""
+    statements = _parse(code)
+    others = [node for node in statements if not isinstance(node, _DEFINING)]
+    return (
+        bool(statements)
+        and not has_return(statements)
+        and (entry_point not in names_read(ast.Module(others, [])) or _defines(code, entry_point))
+    )
 
 
 def _missing_names(code: str) -> set[str]:
     if not _parses(code):
         return set()
     return names_read(ast.parse(code)) - _defined_names(code) - set(dir(builtins))
-
-
-def names_read(tree: ast.AST) -> set[str]:
-    """Return the names that the code reads."""
-    names = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
-    return {name.id for name in names if isinstance(name.ctx, ast.Load)}
 
 
 def _defined_names(code: str) -> set[str]:
@@ -263,10 +269,15 @@ def _without_prose(text: str, entry_point: str) -> str:
 def _definitions(code: str) -> str:
     if not _parses(code):
         return code
-    last = max(
-        (node.end_lineno or 0 for node in ast.parse(code).body if isinstance(node, _DEFINING)),
-        default=0,
-    )
+    # Prose parses as expressions, seldom as other statements or calls of the code's names.
+    names = _defined_names(code) | {"setattr"}
+    ends = [
+        node.end_lineno or 0
+        for node in ast.parse(code).body
+        if not isinstance(node, ast.Expr)
+        or (isinstance(node.value, ast.Call) and names_read(node.value.func) & names)
+    ]
+    last = max(ends, default=0)
     return "".join(code.splitlines(keepends=True)[:last])
 
 
@@ -305,7 +316,7 @@ def _find_fault(code: str) -> int | None:
 
 def _header(name: str) -> re.Pattern[str]:
     return re.compile(
-        rf"^(?:async )?def {re.escape(name)}\s*\("
+        rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\s*[(\[]"
         rf"|^{re.escape(name)}\s*(?::[^=\n]+)?=(?!=|\s*{re.escape(name)}\b)",
         re.MULTILINE,
     )
@@ -315,30 +326,18 @@ def _defines(code: str, name: str) -> bool:
     return _header(name).search(code) is not None
 
 
-def _without_own_tests(code: str, name: str) -> str:
-    """Return the code without calls or tests of the function."""
+def _imports(code: str, name: str) -> bool:
+    """Return whether a module takes the function from Python's library."""
     statements = _parse(code)
-    kept = [statement for statement in statements if not _is_own_test(statement, name)]
-    if len(kept) == len(statements):
-        return code
-    return ast.unparse(ast.Module(kept, [])) + "\n"
-
-
-def _is_own_test(statement: ast.stmt, name: str) -> bool:
-    if isinstance(statement, (ast.Import, ast.ImportFrom, ast.ClassDef)):
+    if has_return(statements):
         return False
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return False
-    if isinstance(statement, ast.Assert):
-        return True
-    inner = [node for node in ast.walk(statement) if node is not statement]
-    if any(isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Import)) for node in inner):
-        return False
-    stored = {n.id for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    read = names_read(statement)
-    if isinstance(statement, (ast.Assign, ast.AnnAssign)):
-        return name not in stored and bool(read & {"input", name})
-    return name not in stored and bool(read & (_TESTING | {name}))
+    return any(
+        (alias.asname or alias.name) == name
+        for node in statements
+        if isinstance(node, ast.ImportFrom) and node.module is not None
+        for alias in node.names
+        if node.module.partition(".")[0] in sys.stdlib_module_names
+    )
 
 
 def _with_futures_first(code: str) -> str:
@@ -348,16 +347,7 @@ def _with_futures_first(code: str) -> str:
 def _gives_a_value(code: str, name: str) -> bool:
     """Return whether the function itself has `return` or `yield`."""
     functions = [n for n in _parse(code) if isinstance(n, ast.FunctionDef) and n.name == name]
-    waiting: list[ast.AST] = [
-        statement for function in functions[-1:] for statement in function.body
-    ]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom)):
-            return True
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-            waiting.extend(ast.iter_child_nodes(node))
-    return False
+    return any(has_return(function.body) for function in functions[-1:])
 
 
 def _with_body(problem_prompt: str, body: str) -> str:

@@ -17,9 +17,9 @@ from pydantic import Field
 
 from eval_gates.rows import Question
 from eval_gates.suites import humaneval
-from eval_gates.suites.code_extraction import names_read
 from eval_gates.suites.code_suite import CodeKind, CodeTask, Problem, lay_out
 from eval_gates.suites.json_lines import TEXT, check_row
+from eval_gates.suites.own_tests import names_read
 from eval_gates.suites.sources import (
     HubQuestions,
     QuestionSource,

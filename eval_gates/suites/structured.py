@@ -14,6 +14,7 @@ from eval_gates.reply_forms import readings
 from eval_gates.rows import Question, Reply
 from eval_gates.suites.generation import GeneratingTask, TextKind
 from eval_gates.suites.json_lines import TEXT, check_row, id_of
+from eval_gates.suites.schema_checks import find_ignored, find_indifference, find_wrapper
 from eval_gates.suites.suite_kind import ChatNeed, QuestionOrder, Read
 from prepare.errors import EvaluationDataError
 from prepare.limited_call import CallError, call_limited
@@ -148,6 +149,8 @@ def _find_problem(schema: dict[str, Any]) -> str:
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import DRAFT202012
 
+    if problem := find_wrapper(schema):
+        return problem
     inner = (name for part in schema.values() for name in _values_of(part, "$id"))
     if any(_values_of(schema, "$dynamicRef")) or any(isinstance(name, str) for name in inner):
         return "uses $dynamicRef or an inner $id, which are not resolved here"
@@ -167,9 +170,7 @@ def _find_problem(schema: dict[str, Any]) -> str:
         for reference in _values_of(schema, "$ref"):
             if isinstance(reference, str):  # else a property of this name
                 Draft202012Validator.check_schema(resolver.lookup(reference).contents)
-        instances: tuple[Any, ...] = ("", 0, None, [], {})
-        for value in instances:
-            any(_validator(schema).iter_errors(value))
+        return find_ignored(schema) or find_indifference(schema, _validator(schema))
     except SchemaError as error:
         return f"is not a JSON schema: {error.message}"
     except Unresolvable as error:
@@ -178,7 +179,6 @@ def _find_problem(schema: dict[str, Any]) -> str:
         return "refers to itself without an end, or is nested too deeply"
     except Exception as error:  # the library's, such as ValueError for a reference into a list
         return f"cannot be checked: {type(error).__name__} {error}"
-    return ""
 
 
 def _values_of(schema: Any, key: str) -> Iterator[Any]:

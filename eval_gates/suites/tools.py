@@ -6,7 +6,9 @@ OpenAI tools, and the server's parser reads the calls.
 
 from __future__ import annotations
 
+import ast
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -121,7 +123,7 @@ class Tools(TextKind[ToolsTask]):
     def known_questions(self, task: ToolsTask, order: QuestionOrder) -> list[Question]:
         """Return them without BFCL's words; its checker, too, is in `evaluate` only."""
         rows = enumerate(self.read(order.source, order.folder))
-        cases = [_read_case(row, number, place) for number, (place, row) in rows]
+        cases = [_read_case(row, number, place, task.form) for number, (place, row) in rows]
         return [
             Question(case.id, json.dumps([case.turns, case.functions], sort_keys=True))
             for case in cases
@@ -130,7 +132,7 @@ class Tools(TextKind[ToolsTask]):
     def questions(self, task: ToolsTask, order: QuestionOrder) -> Read:
         if order.folder:
             rows = enumerate(self.read(order.source, order.folder))
-            cases = [_own_case(row, n, place) for n, (place, row) in rows]
+            cases = [_own_case(row, n, place, task.form) for n, (place, row) in rows]
         else:
             cases = [c for name in task.categories or CATEGORIES for c in read_category(name)]
         return [_question(case, task) for case in cases], {}
@@ -203,7 +205,7 @@ def _question(case: BfclCase, task: ToolsTask) -> Question:
     )
 
 
-def _read_case(row: Row, number: int, place: str) -> BfclCase:
+def _read_case(row: Row, number: int, place: str, form: CallForm) -> BfclCase:
     """Return a case of the right form, else EvaluationDataError."""
     question: Any = row.get("question")
     if isinstance(question, str) and question.strip():
@@ -217,28 +219,100 @@ def _read_case(row: Row, number: int, place: str) -> BfclCase:
     if category == "simple" and len(functions) > 1:
         category = "multiple"
     name = id_of(row, f"request/{number}")
-    return BfclCase(name, category, question, functions, truth)
+    case = BfclCase(name, category, question, functions, truth)
+    unreadable = _unreadable_names(case) if form == "prompt" else []
+    if unreadable:
+        names = ", ".join(map(repr, unreadable))
+        raise EvaluationDataError(
+            f"no call with {names} can be read from a text: it is no name in Python"[:300],
+            where=place,
+            hint="take 'form: server', or names of letters, digits and '_' that are no keywords",
+        )
+    return case
 
 
-def _own_case(row: Row, number: int, place: str) -> BfclCase:
-    """Return a case that BFCL's checker takes, else EvaluationDataError."""
-    case = _read_case(row, number, place)
+def _unreadable_names(case: BfclCase) -> list[str]:
+    """Return names that BFCL's decoder, Python's parser, does not read.
+
+    Names of the right calls count, or all names if no call is right: a wrong call that is not read
+    would be right.
+    """
+    calls: list[tuple[str, list[str]]] = []
+    for call in case.ground_truth:
+        calls += [
+            (name, list(given) if isinstance(given, dict) else []) for name, given in call.items()
+        ]
+    if not case.ground_truth:
+        calls = [_described_names(function) for function in case.functions]
+    functions = [name for name, _ in calls if not _is_read(f"{name}()", name, [])]
+    parameters = [
+        name for _, given in calls for name in given if not _is_read(f"f({name}=0)", "f", [name])
+    ]
+    return list(dict.fromkeys([*functions, *parameters]))
+
+
+def _described_names(function: dict[str, Any]) -> tuple[str, list[str]]:
+    described = function.get("parameters")
+    properties = described.get("properties") if isinstance(described, dict) else None
+    name = function.get("name")
+    # BFCL's own code refuses a function without a name.
+    return name if isinstance(name, str) else "f", list(
+        properties if isinstance(properties, dict) else []
+    )
+
+
+def _is_read(text: str, name: str, parameters: list[str]) -> bool:
+    """Return whether a text is parsed as a call of the function with these parameters."""
     try:
-        fits = call_limited(lambda: _is_usable(case))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            call = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    if not isinstance(call, ast.Call) or call.args:
+        return False
+    dotted = (ast.Name, ast.Attribute, ast.expr_context)
+    if not all(isinstance(node, dotted) for node in ast.walk(call.func)):
+        return False
+    return ast.unparse(call.func) == name and [key.arg for key in call.keywords] == parameters
+
+
+def _own_case(row: Row, number: int, place: str, form: CallForm) -> BfclCase:
+    """Return a case that BFCL's checker takes, else EvaluationDataError."""
+    case = _read_case(row, number, place, form)
+    try:
+        fault = call_limited(lambda: _find_fault(case, form))
     except CallError as error:
         raise EvaluationDataError(
             f"'function' cannot be described: {error}"[:300], where=place, hint=_FIELDS
         ) from error
-    if not fits:
+    if fault:
         raise EvaluationDataError(
-            "BFCL's checker refuses the first values of 'ground_truth'",
+            fault,
             where=place,
             hint=f"correct types, names and required parameters; {_FIELDS}",
         )
     return case
 
 
-def _is_usable(case: BfclCase) -> bool:
+def _find_fault(case: BfclCase, form: CallForm) -> str:
+    """Return why no answer could be right, or ""."""
     prompt_messages(case), openai_tools(case)
-    truth = case.ground_truth
-    return not truth or is_right(case, right_calls(truth), "prompt")
+    if not case.ground_truth:
+        return ""
+    calls = right_calls(case.ground_truth)
+    if not is_right(case, calls, "prompt"):
+        return "BFCL's checker refuses the first values of 'ground_truth'"
+    if form == "prompt" and not is_right(case, decode(_write(calls), case.category), "prompt"):
+        return "the first values of 'ground_truth', written as calls, are not read as themselves"
+    return ""
+
+
+def _write(calls: Calls) -> str:
+    """Return calls as the prompt asks for them."""
+    written = (
+        f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
+        for call in calls
+        for name, given in call.items()
+    )
+    return f"[{', '.join(written)}]"

@@ -22,9 +22,10 @@ here = Path(sys.argv[2])
 from bfcl_reference import PER_CATEGORY, fixed_arguments, fixed_text
 from eval_gates.rows import Reply, ToolCall
 from eval_gates.suites import bfcl
-from eval_gates.suites.bfcl import CATEGORIES, decode, is_right, read_category, right_calls
+from eval_gates.suites.bfcl import (
+    CATEGORIES, BfclCase, decode, is_right, read_category, right_calls)
 from eval_gates.suites.json_lines import read_rows
-from eval_gates.suites.tools import calls_in
+from eval_gates.suites.tools import _find_fault, calls_in
 from prepare.errors import EvaluationDataError
 from prepare.events import NullProgress
 from eval_gates import questions_worker
@@ -113,7 +114,16 @@ rows_of_a_folder = {
     "a name": {**good, "ground_truth": [{"sub": {"a": [1]}}]},
     "required": {**good, "ground_truth": [{"add": {}}]},
     "no parameters": {**good, "function": [{"name": "add"}]},
+    "hyphen": {**good, "function": [{**add, "name": "add-one"}],
+               "ground_truth": [{"add-one": {"a": [1]}}]},
+    "hyphen, no call": {**good, "function": [{**add, "name": "add-one"}], "ground_truth": []},
 }
+deep = json.loads("[" * 250 + "]" * 250)
+taken = {"name": "f", "description": "d", "parameters": {
+    "type": "dict", "required": ["a"], "properties": {"a": {"type": "any", "description": "d"}}}}
+asked = [{"role": "user", "content": "x"}]
+case = BfclCase("deep", "simple", asked, [taken], [{"f": {"a": [deep]}}])
+found["deep"] = {form: _find_fault(case, form) for form in ("prompt", "server")}
 found["own"] = {}
 for name, row in rows_of_a_folder.items():
     (own / "tools_test.jsonl").write_text(json.dumps(row))
@@ -183,6 +193,11 @@ def test_all_cases_are_laid_out_with_their_functions_as_clusters(found: dict[str
 def test_an_empty_answer_solves_irrelevance_alone(found: dict[str, Any]) -> None:
     for row in found["empty"]:
         assert row["score"] == row["empty"] == float("irrelevance" in row["group"])
+
+
+def test_a_right_call_that_is_not_read_is_a_fault_of_its_case(found: dict[str, Any]) -> None:
+    assert "not read" in found["deep"]["prompt"]
+    assert found["deep"]["server"] == ""
 
 
 def test_the_servers_form_asks_with_tools(found: dict[str, Any]) -> None:

@@ -74,3 +74,32 @@ def test_it_is_refused_with_its_place_and_cure(
 ) -> None:
     said = refusal(command, model, suite, **policy)
     assert [word for word in words if word not in said] == [], said
+
+
+@pytest.mark.parametrize("command", ["plan", "model"])
+@pytest.mark.parametrize(
+    ("kind", "row", "words"),
+    [
+        (
+            "tools",
+            {
+                "question": "Tell me a joke.",
+                "function": [{"name": "get-weather", "description": "d", "parameters": {}}],
+                "ground_truth": [],
+            },
+            ("'get-weather'", "mine.jsonl, line 1", "form: server"),
+        ),
+        (
+            "structured",
+            {"prompt": "Ada is 34.", "schema": {"name": "a", "schema": {"type": "object"}}},
+            ("its inner 'schema'", "mine.jsonl, line 1"),
+        ),
+    ],
+)
+def test_rows_that_would_judge_no_answer_are_refused(
+    model: Path, command: str, kind: str, row: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    write_files(model.parent, {"mine.jsonl": json.dumps(row).encode()})
+    suite = {"kind": kind, "data": "./mine.jsonl", "margins": {"fp8": 0.2}}
+    said = refusal(command, model, suite)
+    assert [word for word in words if word not in said] == [], said

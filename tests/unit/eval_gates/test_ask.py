@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,8 +16,8 @@ from word_tokenizer import WordTokenizer
 from eval_gates import ask
 from eval_gates.ask import Client
 from eval_gates.model_tokenizer import Tokenizer
-from eval_gates.replies import find_choice
 from eval_gates.rows import Answer, AnsweredQuestion, Question, Reply, Score
+from eval_gates.written_choice import find_choice
 from prepare.errors import StageError
 
 Responder = Callable[[str, dict[str, Any]], tuple[int, Any]]
@@ -299,6 +300,120 @@ def test_a_log_probability_that_is_none_is_refused() -> None:
 )
 def test_the_choice_that_a_text_names(said: str, place: int | None) -> None:
     assert find_choice(said, ["A", "B", "C", "D"]) == place
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Both A and B",
+        "A or B",
+        "A/B",
+        "A, B",
+        "A\nB",
+        "A. B",
+        "(A) and (C)",
+        "Answer: A, B",
+        "Answer: A B",
+        "The answer is A or B.",
+        "The correct answers are A and D",
+        "Answer: A. Answer: B",
+        "B, or possibly C",
+        "It's A or B",
+        "A) London\nB) Paris\nC) Rome",
+        "Neither A nor B",
+        "Not A.",
+        "Hepatitis B",
+        "Vitamin A",
+        "Plan A",
+        "Group A",
+        "The patient has hepatitis B.",
+        "The answer is vitamin C",
+        "B-cell lymphoma",
+        "Washington D.C.",
+        "C++",
+        "A whale is a mammal",
+        "A 5% rise",
+        "Answer: A whale",
+        "A is wrong, B is right",
+        "A " * 50_000,
+        "A or " * 20_000,
+    ],
+    ids=lambda said: repr(said[:30]),
+)
+def test_a_text_that_names_no_single_choice_has_none(said: str) -> None:
+    started = time.process_time()
+    assert find_choice(said, ["A", "B", "C", "D"]) is None
+    assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("said", "letter"),
+    [
+        ("I would choose B over A.", "B"),
+        ("B rather than A.", "B"),
+        ("I prefer B to A.", "B"),
+        ("B, unlike A.", "B"),
+        ("B is better than A", "B"),
+        ("I wouldn't choose A, so B", "B"),
+        ("The answer is not A but B", "B"),
+        ("Not A. B", "B"),
+        ("B, not A", "B"),
+        ("Correct: B. Why not A", "B"),
+        ("Answers A and C are false, so B", "B"),
+        ("Between A and B, the answer: B", "B"),
+        ("B is correct, A is wrong.", "B"),
+        ("It's C. A is wrong", "C"),
+        ("A is incorrect.", "A"),
+        ("A. No wait, B", "B"),
+        ("Option B: Group A", "B"),
+        ("B) Hepatitis A", "B"),
+        ("C. Vitamin C", "C"),
+        ("The answer is C (vitamin C)", "C"),
+        ("The best answer to question A is B", "B"),
+        ("D (both A and B)", "D"),
+        ("D) Both A and C", "D"),
+        ("Answer: D) All of A, B and C", "D"),
+        ("B) Paris\n\nA) is wrong", "B"),
+        ("Option A is tempting, so B", "B"),
+        ("The correct answer is B, since A", "B"),
+        ("$\\boxed{B}$", "B"),
+        ("B</s>", "B"),
+        ("A because it is", "A"),
+        ("A.", "A"),
+        ("Definitely B", "B"),
+        ("Option B", "B"),
+        ("Selecting B", "B"),
+        ("Die Antwort B", "B"),
+        ("La respuesta es B", "B"),
+        ("None of the above (D)", "D"),
+    ],
+)
+def test_other_letters_hide_no_choice(said: str, letter: str) -> None:
+    assert find_choice(said, ["A", "B", "C", "D"]) == "ABCD".index(letter)
+
+
+@pytest.mark.parametrize(
+    ("said", "letter"),
+    [("I think it must be C", "C"), ("I'm sure: D.", "D"), ("I am not sure.", ""), ("I.", "I")],
+)
+def test_a_pronoun_is_no_choice(said: str, letter: str) -> None:
+    found = find_choice(said, list("ABCDEFGHIJ"))
+    assert ("" if found is None else "ABCDEFGHIJ"[found]) == letter
+
+
+@pytest.mark.parametrize(
+    ("said", "place"),
+    [
+        ("yes and no", None),
+        ("Not yes", None),
+        ("Yes, no problem", 0),
+        ("no doubt: yes", 0),
+        ("The answer is no, not yes", 1),
+        ("I know", None),
+    ],
+)
+def test_words_are_chosen_as_letters_are(said: str, place: int | None) -> None:
+    assert find_choice(said, [" yes", " no"]) == place
 
 
 def test_a_word_is_found_in_any_case() -> None:

@@ -713,7 +713,11 @@ MATHS = {"question": "What is 1 + 1?", "answer": "It is 2. #### 2"}
         ("tools.jsonl", [{**TOOLS, "question": q, "id": "a"} for q in "xyz"], CALLS),
         ("tools.jsonl", [TOOLS] * 9, CALLS),
         ("gsm8k.jsonl", [MATHS] * 9, {**SUITE, "kind": "gsm8k"}),
-        ("structured.jsonl", [{"prompt": "A", "schema": {}}] * 9, {**SUITE, "kind": "structured"}),
+        (
+            "structured.jsonl",
+            [{"prompt": "A", "schema": {"type": "object"}}] * 9,
+            {**SUITE, "kind": "structured"},
+        ),
         (
             "summarization.jsonl",
             [{"document": "A cat sat.", "summary": "Cat."}] * 9,

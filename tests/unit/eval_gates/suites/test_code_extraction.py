@@ -228,6 +228,203 @@ def test_a_right_answer_is_found_in_what_the_model_wrote(completion: str) -> Non
     assert solves(completion)
 
 
+DEEP_TEST = "assert halves([4, 7]) == [2, 3]\nassert halves(list(range(3000)))[-1] == 1499\n"
+DEEP = HEADER + "    return [numbers[0] // 2, *halves(numbers[1:])] if numbers else []\n"
+CACHED = (
+    "from functools import lru_cache\n\n\n@lru_cache(None)\ndef count(n):\n"
+    "    return n and 1 + count(n - 1)\n"
+)
+TABLE = HEADER + "    return [table[n] for n in numbers]\n"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(
+            HEADER + "    halves.calls += 1\n    return [n // 2 for n in numbers]\n\n"
+            "halves.calls = 0\nprint(halves([4]))",
+            id="an attribute of the function",
+        ),
+        pytest.param(
+            HEADER + "    return [n // halves.by for n in numbers]\n\nsetattr(halves, 'by', 2)",
+            id="setattr",
+        ),
+        pytest.param(
+            HEADER + "    return halves.table[tuple(numbers)]\n\nhalves.table = {}\n"
+            "halves.table.update({(4, 7): [2, 3]})\nassert halves([4, 7]) == 3",
+            id="a method of its attribute",
+        ),
+        pytest.param(
+            f"import sys\nif sys.version_info >= (3, 8):\n    from math import floor\n{HEADER}"
+            "    return [floor(n / 2) for n in numbers]",
+            id="an import by the version",
+        ),
+        pytest.param(
+            f"try:\n    from math import floor\nexcept ImportError:\n    print('none')\n{HEADER}"
+            "    return [floor(n / 2) for n in numbers]",
+            id="an import that prints without it",
+        ),
+        pytest.param(
+            HEADER + "    return by_calls[0](numbers) if numbers else []\n\nby_calls = []\n"
+            "by_calls.append(lambda ns: [ns[0] // 2, *halves(ns[1:])])",
+            id="a function that calls it",
+        ),
+        pytest.param(
+            "table = {}\nfor n in range(9):\n    table[n] = n // 2\n    print(n, table[n])\n"
+            f"{TABLE}",
+            id="a table whose loop prints",
+        ),
+        pytest.param(
+            "table = {}\nwhile True:\n    table[len(table)] = len(table) // 2\n    print(table)\n"
+            f"    if len(table) > 8:\n        break\n{TABLE}",
+            id="a table whose loop prints and breaks",
+        ),
+        pytest.param(
+            f"{TABLE}\ntable = {{4: 2}}\ntable[7] = halves([4])[0] + 1",
+            id="a table filled by the function",
+        ),
+        pytest.param(f"{FUNCTION}\nhalved = halves([4])\nsize = halved[5]\nprint(size)", id="size"),
+        pytest.param(
+            f"{FUNCTION}\nhalved = halves([4])\nif halved != [3]:\n    raise ValueError(halved)",
+            id="a test by an exception",
+        ),
+        pytest.param(
+            f"{FUNCTION}\nfor n, half_n in [(4, 1)]:\n    got = halves([n])\n"
+            "    ok = got == [half_n]\n    if not ok:\n        raise ValueError(got)",
+            id="a loop of tests by an exception",
+        ),
+        pytest.param(
+            f"{FUNCTION}\ndef test_halves():\n    assert halves([4]) == [3]\n\ntest_halves()",
+            id="a function of tests",
+        ),
+        pytest.param(
+            f"{FUNCTION}\ndef check(f):\n    assert f([4]) == [3]\n\ncheck(halves)",
+            id="a function of tests that takes it",
+        ),
+        pytest.param(
+            f"{FUNCTION}\ndef main():\n    print(halves([int(input())]))\n\nmain()",
+            id="a main function",
+        ),
+        pytest.param(
+            f"import sys\n\ndata = sys.stdin.read().split()\nn = int(data[0])\n{FUNCTION}"
+            "\nprint(halves([n]))",
+            id="numbers of the input",
+        ),
+        pytest.param(
+            f"{FUNCTION}\nwhile True:\n    print(halves([4]))\n    shown = 1", id="no end"
+        ),
+        pytest.param(
+            f"{FUNCTION}\nn = 0\nwhile True:\n    halved = halves([n])\n"
+            "    if halved[0] > 3:\n        break\n    n += 1",
+            id="a loop that the function ends",
+        ),
+        pytest.param(f"{FUNCTION}\nprint(list(map(halves, [4])))", id="map"),
+        pytest.param(f"{FUNCTION}\nhalved = list(map(halves, [4]))", id="a list by map"),
+        pytest.param(
+            f"from sys import exit\nfrom doctest import testmod\n{FUNCTION}\ntestmod()\nexit(0)",
+            id="tools by their names",
+        ),
+        pytest.param(
+            f"{FUNCTION}\nif __name__ != 'x':\n    import sys\n    sys.exit(0)",
+            id="an import next to an exit",
+        ),
+        pytest.param("def  halves(numbers):\n    return [n // 2 for n in numbers]", id="spaces"),
+    ],
+)
+@pytest.mark.parametrize("fences", [("```python\n", "\n```"), ("", "")], ids=["fenced", "bare"])
+def test_configuration_stays_and_own_tests_do_not(program: str, fences: tuple[str, str]) -> None:
+    begin, end = fences
+    assert solves(f"{begin}{program}{end}")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(f"import sys\n\nsys.setrecursionlimit(10**4)\n\n\n{DEEP}", id="before"),
+        pytest.param(f"{DEEP}\nimport sys\n\nsys.setrecursionlimit(10**4)", id="after"),
+        pytest.param(
+            f"from sys import setrecursionlimit as limit\n\nlimit(10**4)\n{DEEP}\nhalves([])",
+            id="by its name",
+        ),
+        pytest.param(
+            "import sys\ntry:\n    sys.setrecursionlimit(10**4)\nexcept OSError:\n"
+            f"    print('no')\n{DEEP}",
+            id="with an error that is printed",
+        ),
+        pytest.param(
+            f"import sys\nif len(sys.argv) > 5:\n    print(halves([]))\n"
+            f"sys.setrecursionlimit(10**4)\n{DEEP}",
+            id="next to arguments",
+        ),
+        pytest.param(
+            "import sys\n\nsys.set_int_max_str_digits(0)\n\n\n"
+            f"{HEADER}    str(10**5000)\n    return [n // 2 for n in numbers]",
+            id="digits",
+        ),
+    ],
+)
+def test_limits_of_the_interpreter_stay(program: str) -> None:
+    code = extract_code(f"```python\n{program}\n```", PROMPT, "halves", "chat").code
+    (execution,) = run_many([Program(code, DEEP_TEST)], seconds=10, memory_bytes=2**29)
+    assert execution.passed, execution
+
+
+def test_a_loop_that_fills_a_cache_stays() -> None:
+    program = f"{CACHED}\nfor n in range(0, 3001, 100):\n    count(n)\n"
+    code = extract_code(f"```python\n{program}```", "def count(n):\n", "count", "chat").code
+    (execution,) = run_many(
+        [Program(code, "assert count(3000) == 3000\n")], seconds=10, memory_bytes=2**28
+    )
+    assert execution.passed, execution
+
+
+@pytest.mark.parametrize(
+    ("completion", "solves_it"),
+    [
+        ("```python\nfrom operator import add\n```", True),
+        ("from operator import add", True),
+        ("```python\nfrom operator import concat as add\nfrom operator import add\n```", True),
+        ("```python\nfrom operator import add\nreturn add(a, b)\n```", True),
+        ("```python\nfrom operator import sub as add\n```", False),
+        ("```python\nfrom solution import add\nprint(add(1, 2))\n```", False),
+        (
+            "```python\ndef add(a, b):\n    return a + b\n```\nAs a test:\n"
+            "```python\nfrom operator import add\n\nassert add(1, 2) == 3\n```",
+            True,
+        ),
+        (
+            "```python\ndef add(a, b):\n    return a + b\n```\nUse it:\n"
+            "```python\nfrom solution import add\n\nprint(add(1, 2))\n```",
+            True,
+        ),
+    ],
+)
+def test_an_imported_function_is_the_answer(completion: str, solves_it: bool) -> None:
+    prompt = 'def add(a, b):\n    """Add."""\n'
+    code = extract_code(completion, prompt, "add", "chat").code
+    (execution,) = run_many(
+        [Program(code, "assert add(1, 2) == 3\n")], seconds=10, memory_bytes=2**28
+    )
+    assert execution.passed == solves_it
+
+
+def test_a_function_with_type_parameters_is_found() -> None:
+    code = (
+        "def halves[T: int](numbers: list[T]) -> list[T]:\n    return [n // 2 for n in numbers]\n"
+    )
+    extracted = extract_code(f"```python\n{code}```", PROMPT, "halves", "chat")
+    assert extracted.is_found
+    assert extracted.code.endswith(code)
+    assert extracted.code.count("def halves") == 1
+
+
+def test_a_block_that_fills_a_table_precedes_the_function() -> None:
+    assert solves(
+        "```python\ntable = {}\nfor n in range(9):\n    table[n] = n // 2\n```\nand\n"
+        f"```python\n{TABLE}```"
+    )
+
+
 @pytest.mark.parametrize(
     "completion",
     [

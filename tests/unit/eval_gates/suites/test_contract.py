@@ -98,7 +98,7 @@ CASES = [
     Case(
         "structured",
         "structured_test.jsonl",
-        [{"prompt": "Ada?", "schema": PERSON}, {"prompt": "B", "schema": {}}],
+        [{"prompt": "Ada?", "schema": PERSON}, {"prompt": "B", "schema": {"type": "object"}}],
         json.dumps(PERSON),
         [(Reply('{"name": "Ada"}', 5), 1.0), (Reply('{"name": "Ada"}', 5, is_truncated=True), 0.0)],
         {"prompt_format": "chat", **THINKS},
@@ -148,7 +148,13 @@ REFUSED: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
         ]
     ),
     *(
-        ("structured", "structured_test.jsonl", {"prompt": "Ada?", "schema": {}}, change, message)
+        (
+            "structured",
+            "structured_test.jsonl",
+            {"prompt": "Ada?", "schema": PERSON},
+            change,
+            message,
+        )
         for change, message in [
             ({"prompt": " "}, "'prompt'"),
             ({"schema": "object"}, "'schema': 'object' is not of type"),
@@ -159,6 +165,28 @@ REFUSED: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
             ({"schema": {"$ref": "#"}}, "refers to itself"),
             ({"schema": {"$dynamicRef": "#absent"}}, "dynamicRef"),
             ({"schema": {"items": {"$id": "http://x/"}}}, "inner .id"),
+            ({"schema": {}}, "accepts any JSON .*give its 'type'"),
+            ({"schema": {"title": "Person"}}, "accepts any JSON"),
+            ({"schema": {"properties": {"a": {"type": "null"}}, "required": ["a"]}}, "any JSON"),
+            ({"schema": {"minLength": 3}}, "accepts any JSON"),
+            ({"schema": {"not": {"type": "object"}}}, "accepts any JSON"),
+            ({"schema": {"$ref": "#/$defs/a", "$defs": {"a": {}}}}, "accepts any JSON"),
+            ({"schema": {"name": "a", "strict": True, "schema": PERSON}}, "its inner 'schema'"),
+            ({"schema": {"type": "json_schema", "json_schema": {"schema": PERSON}}}, "its inner"),
+            (
+                {"schema": {**PERSON, "additionalProperties": False, "required": ["x"]}},
+                "requires 'x', which",
+            ),
+            ({"schema": {**PERSON, "dependencies": {"a": ["b"]}}}, "take 'dependentRequired'"),
+            ({"schema": {"type": "array", "additionalItems": False}}, "take 'prefixItems'"),
+            ({"schema": {"type": "array", "items": [PERSON]}}, "not a JSON schema"),
+            ({"schema": {"type": "string", "nullable": True}}, "'type' with 'null'"),
+            ({"schema": {"type": "object", "requried": ["a"]}}, "take 'required' if"),
+            ({"schema": {"type": "object", "Properties": {"a": {}}}}, "take 'properties' if"),
+            ({"schema": {"type": "object", "property": {"a": {}}}}, "take 'properties' if"),
+            ({"schema": {"type": "array", "items": {"anyof": [PERSON]}}}, "take 'anyOf' if"),
+            ({"schema": {**PERSON, "$defs": {"a": {"min_length": 1}}}}, "take 'minLength' if"),
+            ({"schema": {"allOf": [{"type": "string", "enums": ["a"]}]}}, "take 'enum' if"),
         ]
     ),
     *(
@@ -296,7 +324,8 @@ def test_calls_are_read_as_the_servers_parser_gives_them() -> None:
 
 
 def test_a_schema_whose_property_has_the_name_of_a_keyword_is_taken(tmp_path: Path) -> None:
-    schema = {"properties": {"$ref": {"type": "string"}, "$id": {"type": "string"}}}
+    properties = {"$ref": {"type": "string"}, "$id": {"type": "string"}}
+    schema = {"type": "object", "properties": properties}
     rows = [{"prompt": "Ada?", "schema": schema}]
     _, _, (question,) = lay_out(
         "structured", "structured_test.jsonl", rows, tmp_path, {"prompt_format": "chat"}

@@ -10,7 +10,13 @@ import pytest
 from listener import Listener
 
 from eval_gates.rows import AnsweredQuestion, Question, Reply
-from eval_gates.suites.structured import Structured, StructuredTask, find_fault
+from eval_gates.suites.structured import (
+    CARRIED_FILE,
+    Structured,
+    StructuredTask,
+    _find_problem,
+    find_fault,
+)
 
 CHAT = StructuredTask(prompt_format="chat")
 PERSON = {
@@ -53,6 +59,36 @@ def test_a_property_may_have_the_name_of_a_keyword() -> None:
     schema = {"properties": {"$ref": {"type": "string"}, "$id": {"type": "string"}}}
     assert find_fault('{"$ref": "a"}', schema) == ""
     assert find_fault('{"$ref": 1}', schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        PERSON,
+        {"type": "object"},
+        {"type": ["string", "number", "boolean", "null"]},
+        {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        {"oneOf": [PERSON, {"type": "object", "required": ["born"]}]},
+        {"enum": ["a", 1, None]},
+        {"const": None},
+        {"$ref": "#/definitions/a", "definitions": {"a": PERSON}},
+        {"type": "object", "properties": {"requried": {"type": "null"}, "dependencies": {}}},
+        {"type": "object", "properties": {"a": {"default": {"requried": 1}}}},
+        {"type": "object", "patternProperties": {"^a": {}}, "required": ["a"]},
+        {**PERSON, "x-required": ["a"], "$comment": "c", "examples": [{}], "deprecated": True},
+        {**PERSON, "example": {}, "readOnly": True, "enumNames": ["A"], "propertyOrdering": []},
+        {**PERSON, "nullable": False, "note": "n", "label": "l", "order": 1, "schema": {}},
+        {"type": "string", "format": "date", "contentMediaType": "text/plain"},
+    ],
+)
+def test_a_schema_that_judges_answers_is_taken(schema: dict[str, Any]) -> None:
+    assert _find_problem(schema) == ""
+
+
+def test_carried_schemas_judge_answers() -> None:
+    schemas = [json.loads(line)["schema"] for line in CARRIED_FILE.read_text().splitlines()]
+    assert len(schemas) == 60
+    assert [problem for schema in schemas if (problem := _find_problem(schema))] == []
 
 
 def test_a_number_beyond_floats_is_no_crash() -> None:
