@@ -180,8 +180,8 @@ class VariantReport(Record):
 
     @property
     def short_verdict(self) -> str:
-        """The verdict, with the names of gates that its pass does not show."""
-        others = [gate.name for gate in self.gates if gate.is_doubtful]
+        """The verdict, with the names of gates that its pass does not wholly show."""
+        others = [gate.name for gate in self.gates if gate.is_doubtful or gate.doubts]
         if self.verdict != "pass" or not others:
             return self.verdict
         return f"pass (not shown: {', '.join(others)})"

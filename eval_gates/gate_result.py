@@ -22,13 +22,15 @@ DECIDES_NOTHING = "shown only"
 
 
 def not_shown(gates: Sequence[GateResult]) -> str:
-    """Return the gates that a pass says nothing of, with what they measured; else ''."""
+    """Return the gates and parts that a pass says nothing of, with what they measured; else ''."""
     doubtful = [gate for gate in gates if gate.is_doubtful]
     failed = [gate.shortfall for gate in doubtful if gate.verdict == "fail"]
     others = [gate.shortfall for gate in doubtful if gate.verdict != "fail"]
+    alone = [doubt for gate in gates for doubt in gate.doubts]
     words = [
         f"not shown on {', '.join(others)}" if others else "",
         f"failed on {', '.join(failed)}" if failed else "",
+        f"looked at alone: {', '.join(alone)}" if alone else "",
     ]
     return "; ".join(filter(None, words))
 
@@ -97,6 +99,11 @@ class GateResult(Record):
     def by_part(self) -> str:
         """The largest losses by the field that splits the questions; else ''."""
         return ""
+
+    @property
+    def doubts(self) -> list[str]:
+        """Parts that a pass may have lost, in words."""
+        return []
 
     @property
     def floor(self) -> str:

@@ -31,7 +31,7 @@ from eval_gates.statistics.assay_sensitivity import (
 from eval_gates.statistics.bound import mean_bounds
 from eval_gates.statistics.comparison import LOST_IN_LARGE_CLUSTERS
 from eval_gates.statistics.looks import Finding, min_unchanged_values
-from eval_gates.statistics.lost_groups import LostGroup, find_lost_groups
+from eval_gates.statistics.lost_groups import LostGroup, find_doubtful_groups, find_lost_groups
 from eval_gates.statistics.parts import split_by_part
 from eval_gates.stopping import GateRule, look_at
 from eval_gates.suites.suite_kind import kind_of
@@ -48,6 +48,7 @@ def gate_rule_of(suite: AnySuite, family: Family, alpha: float) -> GateRule:
         margin=suite.margins[family],
         alpha=alpha,
         group=kind_of(suite).judged_group,
+        takes_all=suite.parts_by is not None,
     )
 
 
@@ -97,6 +98,7 @@ def judge_quality(
     by_field = split_by_part(old, new)
     if suite.parts_by and not by_field:
         raise ValueError(f"{name}: no answer names its part, by '{suite.parts_by}'")
+    partitions = [*kind.partitions(old, new), *by_field]
     scores = Scores(
         baseline=mean_of(before, "score"),
         candidate=mean_of(after, "score"),
@@ -106,9 +108,7 @@ def judge_quality(
         shuffled_score=0.0 if after[0].unrelated is None else mean_of(after, "unrelated"),
         cut_off=0.0 if lengths is None or kind.reads_cut_off else lengths.truncated,
         max_gain=suite.max_gain,
-        lost_groups=find_lost_groups(
-            rule.comparison, rule.alpha, [*kind.partitions(old, new), *by_field]
-        )
+        lost_groups=find_lost_groups(rule.comparison, rule.alpha, partitions)
         if finding.is_inside
         else (),
         is_lost_by_question=rule.comparison.is_lost_by_question(
@@ -117,10 +117,14 @@ def judge_quality(
         unit="clusters" if suite.cluster_by else "questions",
     )
     judged = judge_scores(finding, scores)
+    doubtful: Sequence[LostGroup] = ()
+    if judged.verdict == "pass":
+        doubtful = find_doubtful_groups(rule.comparison, rule.alpha, partitions)
     nats = nats_lost(before, after)
     counted = f"{n:,} of {finding.planned:,}" if n < finding.planned else f"{n:,}"
     return QualityResult(
         lost=[group.name for group in scores.lost_groups],
+        doubtful=[_describe_loss(group, scores.unit) for group in doubtful[:MAX_NAMED]],
         **_change(finding, differences, scores),
         name=name,
         metric=metric,
@@ -381,11 +385,12 @@ def _describe(finding: Finding, margin: str, unit: str) -> str:
     return f"{shown[state]} ({100 * (1 - finding.alpha):g} % confidence, {asked})"
 
 
+def _describe_loss(group: LostGroup, unit: str) -> str:
+    return f"{group.name} loses at least {_points(group.drop)} ({group.n:,} {unit})"
+
+
 def _describe_lost(groups: Sequence[LostGroup], unit: str) -> str:
-    words = [
-        f"{group.name} loses at least {_points(group.drop)} ({group.n:,} {unit})"
-        for group in groups[:MAX_NAMED]
-    ]
+    words = [_describe_loss(group, unit) for group in groups[:MAX_NAMED]]
     if len(groups) > MAX_NAMED:
         words.append(f"{len(groups) - MAX_NAMED} others lose more than is allowed, too")
     return ", ".join(words)

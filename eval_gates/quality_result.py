@@ -108,6 +108,11 @@ class QualityResult(GateResult):
         [], max_length=10, description="by the tokens that the answers follow, where known"
     )
     lost: list[str] = Field([], description="groups that are shown to lose the margin")
+    doubtful: list[str] = Field(
+        [],
+        description="of a pass, parts that are shown to lose the margin if each is looked at "
+        "alone. It decides nothing: of many parts that lose it, some are so by chance",
+    )
     groups: list[GroupReport] = Field(
         fail_fast=True, description="by subject and group of subjects, where known"
     )
@@ -184,6 +189,10 @@ class QualityResult(GateResult):
         if len(parts) > MAX_LISTED:
             listed.append(f"{len(parts) - MAX_LISTED} others lose no more")
         return "; ".join(listed)
+
+    @property
+    def doubts(self) -> list[str]:
+        return [f"{self.name}, {part}" for part in self.doubtful]
 
     @property
     def by_depth(self) -> str:

@@ -35,6 +35,9 @@ class GateRule(Record):
     margin: Margin
     alpha: float = Field(description="level: the policy's alpha over the variants")
     group: str | None = Field(None, description="of questions that it counts; None: all")
+    takes_all: bool = Field(
+        False, description="a pass takes all questions: parts of them are judged by themselves"
+    )
 
     @property
     def comparison(self) -> Comparison:
@@ -76,9 +79,10 @@ def look_at(
 def _without_withheld(
     rule: GateRule, before: Answers, after: Answers, looks: Iterable[Finding]
 ) -> Iterator[Finding]:
-    """Yield the findings; a pass is open where a part of the answers loses too much."""
+    """Yield the findings; a pass is open where a part loses too much, or all are to be asked."""
     for finding in looks:
-        if finding.state == "pass" and _is_withheld(rule, before, after, finding.n):
+        is_early = rule.takes_all and finding.n < finding.planned
+        if finding.state == "pass" and (is_early or _is_withheld(rule, before, after, finding.n)):
             yield replace(finding, state="open", is_withheld=True)
         else:
             yield finding

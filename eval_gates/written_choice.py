@@ -202,7 +202,8 @@ def _runs(text: str, mentions: Sequence[_Mention]) -> Iterator[tuple[list[_Menti
             is_strong = is_strong or join in _STRONG_JOINS
             continue
         yield run, is_strong
-        run, is_strong = [mention], False
+        run = [mention]
+        is_strong = False
     yield run, is_strong
 
 

@@ -50,7 +50,9 @@ class Finding:
     upper: float
     p_value: float  # of 'the candidate is worse than allowed', over all looks so far
     own: float | None = None  # lower bound of :func:`findings`' `own`; None without these
-    is_withheld: bool = False  # it would be a pass, but a part of the answers loses too much
+    is_withheld: bool = (
+        False  # it would be a pass, but a part loses too much, or all are to be asked
+    )
 
     @property
     def is_inside(self) -> bool:

@@ -39,6 +39,18 @@ def find_lost_groups(
     return tuple(sorted(lost, key=lambda group: -group.drop))
 
 
+def find_doubtful_groups(
+    comparison: Comparison, alpha: float, partitions: Sequence[Partition]
+) -> tuple[LostGroup, ...]:
+    """Return the parts that fail the comparison if each is looked at alone, the worst first.
+
+    It decides nothing: if each part loses exactly the margin, alpha of them are so by chance.
+    """
+    parts = [part for partition in partitions if len(partition) > 1 for part in partition]
+    lost = [_find_lost(comparison, alpha, part) for part in parts]
+    return tuple(sorted(filter(None, lost), key=lambda group: -group.drop))
+
+
 def count_shown(comparison: Comparison, level: float, sizes: Sequence[int]) -> int:
     """Return of how many parts, largest first, each would show that all of it is lost.
 

@@ -96,8 +96,8 @@ class _Program:
             node for node in statements if isinstance(node, _Definition) and node.name not in needed
         ]
         for _ in range(_MAX_DEPTH):
-            found = [node for node in waiting if self._exercises(node)]
-            self.examples |= {node.name for node in found}
+            exercises = [node for node in waiting if self._exercises(node)]
+            self.examples |= {node.name for node in exercises}
             waiting = [node for node in waiting if node.name not in self.examples]
 
     def reduce(self, statement: ast.stmt) -> list[ast.stmt]:

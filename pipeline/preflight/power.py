@@ -138,7 +138,7 @@ def recheck_notes(policy: Policy, recipes: Sequence[Recipe], known: Known) -> It
             if family == "baseline" or units is None:
                 continue
             margin = comparison_of(suite.margins[family]).margin
-            asks_all = kind_of(suite).asks_baseline_twice
+            asks_all = kind_of(suite).asks_baseline_twice or suite.parts_by is not None
             first = units if asks_all else planned_looks(units, margin)[0].n
             wanted = engine_margin(policy, name, family)
             if policy.engine_margin(name, family) is not None:
@@ -320,6 +320,8 @@ class _SuiteGate:
                 words += ", of which each is assumed to change as a whole"
             if self.kind.asks_baseline_twice:
                 words += " (all are asked)"
+            elif self.suite.parts_by is not None:
+                words += " (a pass takes all of them)"
             passes, said = self._outcome(0.0, "nothing")
             words += f"; {said}"
             if usual is not None:

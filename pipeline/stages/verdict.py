@@ -85,7 +85,7 @@ class JudgeResult(Record):
     )
 
 
-JUDGE = Stage("judge", 28, JudgeParameters, JudgeRuntime, JudgeResult)
+JUDGE = Stage("judge", 29, JudgeParameters, JudgeRuntime, JudgeResult)
 
 
 def policy_digest(judge: StageRecord) -> str:

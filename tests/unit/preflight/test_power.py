@@ -202,6 +202,7 @@ def test_values_of_a_field_that_are_too_rare_are_told() -> None:
     (gate,) = policy_power(policy, FP8, {"m": known}, 0.05)
     told = "of 3 values of 'tongue', the loss of one is seen for 2; in too few questions: it in 3"
     assert told in gate.words
+    assert "questions (a pass takes all of them);" in gate.words
 
 
 def test_a_score_on_other_questions_is_not_known() -> None:

@@ -54,6 +54,25 @@ def test_one_lost_language_is_no_pass(tmp_path: Path, field: str | None, verdict
     (variant,) = run.report.variants
     assert variant.verdict == verdict, variant.reason
     assert ("sw loses at least" in variant.gates[0].reason) == (field is not None)
+    assert (variant.quality[0].n == 1400) == (field is not None)  # else the first look decides
+    assert variant.not_shown == ""
     store = Store(run.root)
     (check,) = check_run(find_run(store, "latest"), store)
     assert check.differences == ()
+
+
+def test_a_pass_names_a_language_that_may_be_lost(tmp_path: Path) -> None:
+    """With 20 questions of it the loss is shown at the level of one part, not of all 14."""
+    suite = {"kind": "rouge", "margins": {"fp8": 0.15}, "parts_by": "tongue"}
+    policy = Policy.model_validate({"name": "p", "summary": "s", "suites": {"notes": suite}})
+    models = ManyTongues(are_named=True)
+    models.questions = 280
+    models.score = lambda variant, suite, number: float(
+        variant != ONE or tongue_of(str(number)) != "sw" or number // len(TONGUES) % 2 == 0
+    )
+    run = FakeRun(tmp_path / "store", models, policy=policy)
+    run.run()
+    (variant,) = run.report.variants
+    assert variant.verdict == "pass"
+    assert variant.short_verdict == "pass (not shown: notes)"
+    assert variant.reason.startswith("passed on notes; looked at alone: notes, sw loses at least ")
