@@ -191,13 +191,21 @@ def parse_json(
 
 def parse_json_at(text: str, begin: int) -> Any:
     """Return the JSON value that begins there; any text may follow. Raises as `parse_json`."""
+    return parse_json(text[begin : json_end(text, begin)], finite=False, whole_text=False)
+
+
+def json_end(text: str, begin: int) -> int:
+    """Return where the JSON value that begins there ends; its keys may repeat.
+
+    UntrustedJsonError: there is none, or it is cut off or too deep.
+    """
     try:
         _, end = json.JSONDecoder().raw_decode(text, begin)
     except RecursionError as error:
         raise _depth_error() from error
     except ValueError as error:
         raise UntrustedJsonError(str(error)) from error
-    return parse_json(text[begin:end], finite=False, whole_text=False)
+    return end
 
 
 def _refuse_repeated(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

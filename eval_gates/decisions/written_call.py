@@ -17,7 +17,7 @@ from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
 from eval_gates.reply_forms import CALL_STARTS, has_call_marks, read_arguments
-from prepare.untrusted import parse_json, parse_json_at
+from prepare.untrusted import json_end, parse_json, parse_json_at
 
 UNREAD_FORM = "a call in a form that is not read"
 """How the tool begins of a text with call marks that names none; its arguments are the text."""
@@ -314,12 +314,11 @@ def _arguments_of_object(text: str, begin: int) -> str:
 
 def _members(text: str, begin: int) -> Iterator[tuple[str, int, int | None]]:
     """Yield the key of every member, and where its value begins and ends; None if it is cut off."""
-    decoder = json.JSONDecoder()
     end = begin + 1
     while (key := _KEY.match(text, end)) is not None:
         try:
-            _, end = decoder.raw_decode(text, key.end())
-        except (ValueError, RecursionError):
+            end = json_end(text, key.end())
+        except ValueError:
             yield key[1], key.end(), None
             return
         yield key[1], key.end(), end

@@ -270,6 +270,7 @@ class TestSuite:
             "kind": "sums",
             "prompt_format": "auto",
             "cluster_by": None,
+            "parts_by": None,
             "digits": 2,
         }
         spec = {**asked.model_dump(), "folder": None, PLUGINS: [for_worker(asked.suite)]}

@@ -24,8 +24,8 @@ DIGESTS_AT_REVISION = [
     (
         "eval_gates/suites/presets.yaml",
         QUESTIONS,
-        8,
-        "b9b2a2fc9fdcb103e561a0bc0deecf0f502d75cc9aab4203a06878f59785e79b",
+        10,
+        "894a9c8651e43ec6be539c2cfe4d5cee034d5afa9964d0b767c278b125ae2570",
     ),
     (
         "eval_gates/data/mmlu_groups.json",
