@@ -11,6 +11,7 @@ from itertools import islice, pairwise
 # Bounded, for texts of spaces or marks without an end.
 _MARK = r"[\s*_`'\"(\[{$:]{0,20}"
 _CLOSING = r"[\s*_`'\"\])}$]{0,20}"
+_LATIN = r"[A-Za-z0-9_\u00c0-\u024f]"
 _MAX_MENTIONS = 2_000  # of a text that repeats itself
 _WINDOW = 100  # characters before or after a mention that tell what it is
 
@@ -102,62 +103,76 @@ def find_choice(text: str, choices: Sequence[str]) -> int | None:
         unicodedata.normalize("NFKC", choice).strip(): place for place, choice in enumerate(choices)
     }
     listed = "|".join(re.escape(name) for name in sorted(places, key=len, reverse=True))
-    one = rf"(?<!\w)(?:{listed})(?!\w)"
     are_letters = all(len(name) == 1 for name in places)
+    # Chinese, Japanese and Korean have no spaces around a letter.
+    word = _LATIN if are_letters else r"\w"
+    one = rf"(?<!{word})(?:{listed})(?!{word})"
     case = 0 if are_letters else re.IGNORECASE
     mentions = list(_mentions(text, re.compile(one, case), places))
-    if (
-        not 0 < len(mentions) <= _MAX_MENTIONS
-        or _is_list_alone(text, mentions)
-        or _repeats_choices(text, one, case, places)
-    ):
+    if not 0 < len(mentions) <= _MAX_MENTIONS or _is_list_alone(text, mentions):
         return None
+    goes_through = _goes_through_choices(text, one, case, places)
     usable = {
         mention.start: mention.place
         for mention in mentions
         if not (mention.is_dismissed or mention.is_judged or mention.is_named or mention.is_listed)
     }
-    for places_named in _named_in_turn(text, one, case, usable, mentions):
+    for is_in_list, places_named in _named_in_turn(text, one, case, usable, mentions):
+        if goes_through and is_in_list:  # the first of those that it goes through
+            continue
         distinct = set(places_named)
         if distinct:
             return distinct.pop() if len(distinct) == 1 else None
     others = {m.place for m in mentions if not (m.is_dismissed or m.is_named)}
-    return others.pop() if len(others) == 1 else None
+    return others.pop() if len(others) == 1 and not goes_through else None
 
 
 def _named_in_turn(
     text: str, one: str, case: int, usable: dict[int, int], mentions: Sequence[_Mention]
-) -> Iterator[list[int]]:
-    """Return what each way to name a choice finds, the clearest first."""
+) -> Iterator[tuple[bool, list[int]]]:
+    """Return what each way to name a choice finds, the clearest first.
+
+    With each is whether a choice that the text only goes through is named so, too.
+    """
 
     def found(pattern: str) -> list[int]:
         matches = re.finditer(pattern, text, case)
         return [usable[match.start(1)] for match in matches if match.start(1) in usable]
 
     answer = rf"(?i:answer)\w{{0,9}}{_MARK}"
-    yield found(
-        rf"\b(?i:wait|actually|correction|sorry)[\s,.:!-]{{0,9}}(?i:no[\s,.]{{0,9}})?"
-        rf"(?:(?i:it is|it's|I mean)\s*)?{_MARK}({one}){_CLOSING}[.!]?\Z"
+    yield (
+        False,
+        found(
+            rf"\b(?i:wait|actually|correction|sorry)[\s,.:!-]{{0,9}}(?i:no[\s,.]{{0,9}})?"
+            rf"(?:(?i:it is|it's|I mean)\s*)?{_MARK}({one}){_CLOSING}[.!]?\Z"
+        ),
     )
-    yield found(rf"{answer}(?i:is|would be|should be|must be){_MARK}({one})")
-    yield found(rf"(?i:answer)\w{{0,9}}[\s*_`'\"]*:{_MARK}({one})")
-    yield found(rf"{answer}({one})")[:1]
-    yield found(
-        rf"\A{_MARK}(?:(?i:option|choice|letter)\s{_MARK})?({one})"
-        rf"(?:\s*(?:[\])}}.,:;*_`'\"$]|\n|\Z)|\s+[-\u2013\u2014(])"
+    yield False, found(rf"{answer}(?i:is|would be|should be|must be){_MARK}({one})")
+    yield False, found(rf"(?i:answer)\w{{0,9}}[\s*_`'\"]*:{_MARK}({one})")
+    yield False, found(rf"{answer}({one})")[:1]
+    yield (
+        True,
+        found(
+            rf"\A{_MARK}(?:(?i:option|choice|letter)\s{_MARK})?({one})"
+            rf"(?:\s*(?:[\])}}.,:;*_`'\"$]|\n|\Z)|\s+[-\u2013\u2014(])"
+        ),
     )
     judged = [mention.start for mention in mentions if mention.is_judged]
-    yield [
+    affirmed = [
         mention.place
         for mention in mentions
         if mention.start in usable
         and (not judged or mention.start < judged[0])
         and _AFFIRMED_AFTER.match(text[mention.end : mention.end + _WINDOW])
     ]
-    yield found(rf"({one})[\s*_`'\"\])}}.$!]{{0,50}}\Z")
-    yield found(
-        r"\b(?i:it['\u2019]?s|is|be|choos\w*|chose\w*|pick\w*|select\w*|prefer\w*|go with"
-        rf"|going with|go for|vote for|option|choice)\s{_MARK}({one})"
+    yield False, affirmed
+    yield False, found(rf"({one})[\s*_`'\"\])}}.$!]{{0,50}}\Z")
+    yield (
+        True,
+        found(
+            r"\b(?i:it['\u2019]?s|is|be|choos\w*|chose\w*|pick\w*|select\w*|prefer\w*|go with"
+            rf"|going with|go for|vote for|option|choice)\s{_MARK}({one})"
+        ),
     )
 
 
@@ -228,14 +243,20 @@ def _mark_run(run: Sequence[_Mention], is_strong: bool) -> None:
 
 
 def _is_list_alone(text: str, mentions: Sequence[_Mention]) -> bool:
-    """Return whether the text is several choices and nothing else."""
+    """Return whether the text is several choices and nothing else.
+
+    'D. A & C' is D with its text.
+    """
+    if len(mentions) > 2 and re.match(r"[.):]\s", text[mentions[0].end :]):
+        return False
     ends = [0, *(mention.end for mention in mentions)]
     begins = [*(mention.start for mention in mentions), len(text)]
     rest = "".join(text[end:begin] for end, begin in zip(ends, begins, strict=True))
     return not re.search(r"\w", rest) and len({mention.place for mention in mentions}) > 1
 
 
-def _repeats_choices(text: str, one: str, case: int, places: dict[str, int]) -> bool:
-    """Return whether lines begin with the first choices in their order, as in the question."""
-    labels = re.findall(rf"^[ \t*_(\[]*({one})[)\].:*]", text, case | re.MULTILINE)
+def _goes_through_choices(text: str, one: str, case: int, places: dict[str, int]) -> bool:
+    """Return whether sentences begin with the first choices in their order, as in the question."""
+    label = rf"[ \t*_(\[\-]{{0,9}}(?:(?i:option|choice)\s)?({one})(?:[)\].:*]|\s[-\u2013\u2014])"
+    labels = re.findall(rf"(?:^|[.;!?]\s){label}", text, case | re.MULTILINE)
     return len(labels) > 1 and labels[:2] == list(places)[:2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -23,6 +24,7 @@ CARRIED_FILE = Path(__file__).parents[1] / "data" / "conversations.jsonl"
 TEXTS = "conversations.jsonl"  # next to the questions; never in a bundle
 TOLD = "Summarize the following text in one paragraph.\n\n"
 SESSION = "session"
+_TIME = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}:\d\d(?::\d\d)?(?:\.\d+)?|\d{10,}")
 _SHOWN_PLACES = 3  # of equal remarks
 _ROLES = ("system", "user", "assistant", "tool")
 _OTHER_ROLES = {"developer": "system", "function": "tool"}
@@ -157,21 +159,30 @@ class Said(NamedTuple):
     ends: Sequence[int]
 
     def digests(self) -> list[str]:
-        """Return digests of what users, assistants and tools said up to each of these places."""
+        """Return digests of what was said up to each of these places; '' if a user said nothing."""
         ends = [0, *self.ends]
-        parts = [
-            {"messages": [one for one in self.messages[begin:end] if one["role"] != "system"]}
-            for begin, end in pairwise(ends)
-        ]
-        return _digests_along(parts)
+        digests = list[str]()
+        before = ""
+        for begin, end in pairwise(ends):
+            added = self.messages[begin:end]
+            spoken = [message for message in added if message["role"] != "system"]
+            before = digest_of({"messages": spoken}, before)
+            earlier = self.messages[:end]
+            roles = {message["role"] for message in earlier}
+            system = [message for message in earlier if message["role"] == "system"]
+            told = [_TIME.sub("", str(message["content"])) for message in system]
+            first = before if "assistant" in roles else digest_of({"system": told}, before)
+            digests.append(first if "user" in roles else "")
+        return digests
 
 
 class Sessions:
     """The sessions of a log's lines.
 
     Lines with equal `session` are one, and so is a line without it with the one that it continues:
-    servers log each request with all that was said before. What was said decides, without system
-    prompt and tools: a clock there, or a tool that is added, begins no other session.
+    servers log each request with all that was said before. What was said decides, without tools:
+    one that is added begins no other session. Until an assistant has answered, the system prompt
+    counts, too, but for a date or a time in it: many conversations begin with one greeting.
     """
 
     def __init__(self) -> None:
@@ -182,6 +193,7 @@ class Sessions:
         """Return the session of a line; EvaluationDataError for one without a name."""
         if row.get(SESSION) is not None:
             name = str(row[SESSION])
+            self._named.add(name)
             if not name.strip():
                 raise EvaluationDataError(
                     "the line's session has no name, so it would be one with all others of none",
@@ -193,7 +205,8 @@ class Sessions:
         digests = said.digests()
         earlier = (self._ended[turn] for turn in digests[-2::-1] if turn in self._ended)
         session = next(earlier, name)
-        self._ended.setdefault(digests[-1], session)
+        if digests[-1]:
+            self._ended.setdefault(digests[-1], session)
         why = ""
         if session != name:
             why = "it continues the session of an earlier line"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Import = (ast.Import, ast.ImportFrom)
 _Compound = (
     ast.If,
@@ -32,6 +33,10 @@ _TOOL_PATHS = (
 )
 # Functions that call a function that they are given.
 _CALLERS = {"map", "filter", "sorted", "max", "min", "reduce", "starmap", "submit", "timeit"}
+_FILLING = {
+    *("append", "appendleft", "extend", "insert", "add", "update", "setdefault", "sort", "reverse"),
+    *("pop", "popitem", "popleft", "remove", "discard", "clear", "put", "push"),
+}
 # They configure the interpreter, so they stay even next to an example.
 _LIMITS = ("sys.set", "resource.setrlimit", "threading.stack_size")
 
@@ -88,12 +93,18 @@ class _Program:
         self.examples: set[str] = set()
         self.kept: set[str] = set()
         self.dropped: set[str] = set()
+        definitions = [node for node in statements if isinstance(node, _Function)]
+        # Calls of these set the program up, whatever they print or assert, too.
+        self.setters = {node.name for node in definitions if _fills(node, self.data)}
+        self.fillers = {node.name for node in definitions if _fills(node, _parameters(node))}
         self._find_examples(statements, needed)
 
     def _find_examples(self, statements: Sequence[ast.stmt], needed: set[str]) -> None:
         """Find functions and classes that only test the function, also by others of them."""
         waiting = [
-            node for node in statements if isinstance(node, _Definition) and node.name not in needed
+            node
+            for node in statements
+            if isinstance(node, _Definition) and node.name not in needed | self.setters
         ]
         for _ in range(_MAX_DEPTH):
             exercises = [node for node in waiting if self._exercises(node)]
@@ -120,7 +131,7 @@ class _Program:
     def _reduce(self, statement: ast.stmt) -> list[ast.stmt]:
         if isinstance(statement, (*_Definition, *_Import)) or not self._exercises(statement):
             return [statement]
-        is_needed = bool(_changed_names(statement) & self.data)
+        is_needed = bool(_changed_names(statement) & self.data) or self._sets_up(statement)
         if not isinstance(statement, _Compound):
             if not is_needed:
                 self.dropped |= _changed_names(statement) - self.kept
@@ -145,6 +156,19 @@ class _Program:
             return []
         # Without a part that breaks out of it, a loop might not end.
         return [reduced] if _count_jumps(reduced) == _count_jumps(statement) else [statement]
+
+    def _sets_up(self, statement: ast.stmt) -> bool:
+        """Return whether it calls what changes data of the function, or gives data to be filled."""
+        calls = [
+            node
+            for node in ast.walk(statement)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        ]
+        return any(
+            _path(call.func) in self.setters
+            or (_path(call.func) in self.fillers and names_read(call) & self.data)
+            for call in calls
+        )
 
     def _exercises(self, tree: ast.AST) -> bool:
         """Return whether a part calls the function, or tests, prints or reads input."""
@@ -174,6 +198,36 @@ class _Program:
 
     def _is_lost(self, name: str, bound: set[str]) -> bool:
         return name in self.dropped and name not in bound
+
+
+def _fills(function: ast.AST, names: Collection[str]) -> bool:
+    """Return whether a function assigns to these names, to parts of them, or fills them."""
+    for node in ast.walk(function):
+        match node:
+            case ast.Global(names=changed) | ast.Nonlocal(names=changed):
+                if set(changed) & {*names}:
+                    return True
+            case (
+                ast.Subscript(ctx=ast.Store() | ast.Del())
+                | ast.Attribute(ctx=ast.Store() | ast.Del())
+            ):
+                if _owner(node.value) in names:
+                    return True
+            case ast.Call(func=ast.Attribute(value=value, attr=method)):
+                if method in _FILLING and _owner(value) in names:
+                    return True
+    return False
+
+
+def _owner(node: ast.expr) -> str:
+    """Return the name of what an element or an attribute is of, or an empty text."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    return {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
 
 
 def _needed_names(statements: Sequence[ast.stmt], name: str) -> set[str]:

@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 
 from pydantic import Field
 
-from eval_gates.clusters import labels_of, whole_end
+from eval_gates.clusters import group_by_cluster, labels_of, whole_end
 from eval_gates.question_set import judged_apart, shuffle
-from eval_gates.rows import Question
+from eval_gates.rows import Answer, Question
 from eval_gates.suites.sources import SuiteSource
 from eval_gates.suites.suite_kind import LoggedAnswers, QuestionOrder, kind_of
 from pipeline.stages.questions import QUESTION_SEED, QUESTIONS
@@ -48,6 +48,13 @@ class KnownQuestions(Record):
     def so_many(cls, number: int | None, logged: LoggedAnswers | None = None) -> KnownQuestions:
         """Return so many questions, or clusters of a suite that has them."""
         return cls(questions=number, clusters=number, logged=logged)
+
+    @classmethod
+    def of_answers(cls, rows: Sequence[Answer], logged: LoggedAnswers | None) -> KnownQuestions:
+        """Return what recorded answers show of their questions."""
+        number = len(group_by_cluster(rows))
+        parts = sizes_of_parts(rows)
+        return cls(questions=number, clusters=number, logged=logged, parts=parts)
 
     def units(self, suite: AnySuite) -> int | None:
         """Return how many questions, or clusters, the suite asks at most; None if unknown."""
@@ -119,14 +126,19 @@ def lay_out(suite: AnySuite, source: SuiteSource) -> KnownQuestions:
     clusters = None
     if suite.cluster_by:
         clusters = len({question.cluster for question in asked})
-    parts = Counter(part for part, _ in {(one.part, one.cluster or one.id) for one in asked})
     return KnownQuestions(
         questions=number,
         clusters=clusters,
         logged=logged,
-        parts=parts if suite.parts_by else {},
+        parts=sizes_of_parts(asked),
         remarks=remarks.texts,
     )
+
+
+def sizes_of_parts(rows: Sequence[Question] | Sequence[Answer]) -> dict[str, int]:
+    """Return the number of questions, or clusters, by part; empty where they have none."""
+    parts = {(row.part, row.cluster or row.id) for row in rows if row.part}
+    return Counter(part for part, _ in parts)
 
 
 def _limited(questions: Sequence[Question], limit: int | None) -> Sequence[Question]:

@@ -21,7 +21,6 @@ from artifacts.evidence.recompute import check_archive
 from artifacts.evidence.verify import check_run
 from artifacts.registry import Registry
 from artifacts.run_record import RunReport, find_run
-from eval_gates.clusters import group_by_cluster
 from eval_gates.gate_result import Side
 from eval_gates.suites.suite_kind import kind_of
 from pipeline.environments.definition import SUITE_ASKER
@@ -100,7 +99,7 @@ class RecordedArm:
         for name, suite in self.policy.suites.items():
             rows = self.evidence.answers(answers_role(self.parameters.side, name))
             shown = kind_of(suite).recorded_answers(suite, rows)
-            known[name] = KnownQuestions.so_many(len(group_by_cluster(rows)), shown)
+            known[name] = KnownQuestions.of_answers(rows, shown)
         return known
 
     def without(self, left_out: Sequence[str]) -> RecordedArm:

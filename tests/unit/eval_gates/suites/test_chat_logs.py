@@ -364,7 +364,7 @@ def test_sessions_that_are_named_may_begin_alike() -> None:
     [
         lambda n: {},
         lambda n: {"tools": [{**TOOL, "function": {**TOOL["function"], "name": f"f{n}"}}]},
-        lambda n: {"system": f"It is {n} o'clock."},
+        lambda n: {"system": f"It is 2026-11-30 10:0{n}."},
     ],
     ids=["nothing", "tools", "a clock"],
 )
@@ -455,3 +455,19 @@ def test_a_choice_of_tools_is_not_sent_and_said_aloud() -> None:
     assert [remark.what for remark in remarks] == [
         "its tool_choice is not sent: each arm is free to call"
     ]
+
+
+def test_conversations_of_others_that_begin_alike_are_not_joined() -> None:
+    """One abandoned greeting joined the sessions of all customers."""
+
+    def begun(customer: str, *messages: dict[str, Any]) -> dict[str, Any]:
+        return {"messages": [{"role": "system", "content": f"You serve {customer}."}, *messages]}
+
+    hello = {"role": "assistant", "content": "Hello!"}
+    hi = {"role": "user", "content": "hi"}
+    rows = [begun("Ada", hi), begun("Ada", hello)]
+    rows += [begun(name, hello, hi, SAID, ASK) for name in ("Bea", "Cid", "Dov")]
+    rows += [begun(name, hi, SAID, ASK) for name in ("Eve", "Fay")]
+    turns, remarks = read(*rows)
+    assert len({turn.session for turn in turns}) == 7
+    assert remarks == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from eval_gates.sandbox import Program, run_many
 from eval_gates.suites.code_extraction import STOPS, extract_code
+from eval_gates.suites.own_tests import without_own_tests
 from recipes.generation import THOUGHT_MARKERS
 
 HELPER = "def half(x: int) -> int:\n    return x // 2\n\n\n"
@@ -505,3 +507,25 @@ def test_an_answer_that_goes_round_in_circles_takes_seconds(completion: str) -> 
     started = time.process_time()
     extract_code(completion, PROMPT, "halves", "chat")
     assert time.process_time() - started < 20
+
+
+FILLED = {
+    "asserts": ("[]", "def fill(n):\n    assert n > 1\n    table.extend(range(n))", "fill(9)"),
+    "prints": ("{}", "def fill(n):\n    print(n)\n    for i in range(n): table[i] = i", "fill(9)"),
+    "is given it": ("[]", "def fill(t):\n    t.extend(range(9))\n    print(t)", "fill(table)"),
+    "a global": ("[]", "def fill():\n    global table\n    table = [*range(9)]; print()", "fill()"),
+    "by the function": (
+        "[0]",
+        "def fill():\n    for i in range(8): table.append(f(i) + 1)",
+        "fill()",
+    ),
+}
+
+
+@pytest.mark.parametrize(("table", "fill", "call"), FILLED.values(), ids=FILLED)
+def test_what_fills_a_table_of_the_function_stays(table: str, fill: str, call: str) -> None:
+    function = "def f(x):\n    return table[x]"
+    code = f"table = {table}\n{function}\n{fill}\n{call}\nassert f(3) == 99\n"
+    space: dict[str, Any] = {}
+    exec(without_own_tests(code, "f"), space)
+    assert space["f"](3) == 3
