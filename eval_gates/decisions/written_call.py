@@ -383,11 +383,14 @@ def _tag_value(tag: re.Match[str], written: str) -> tuple[str, Any]:
     attributes = tag[3] or ""
     is_text = _IS_TEXT.search(attributes)
     key = (tag[1] or tag[2] + _IS_TEXT.sub("", attributes)).strip()
-    text = written.strip()
+    # A form's own lines around a value; what a value of several lines begins with is its own.
+    text = written.strip("\n")
+    if "\n" not in text:
+        text = text.strip()
     if is_text is not None and is_text[1] == "true":
         return key, text
     try:
-        value = parse_json(text, whole_text=False)
+        value = parse_json(text.strip(), whole_text=False)
     except ValueError:
         return key, text
     return key, text if isinstance(value, str) else value  # quotes are a text's own here

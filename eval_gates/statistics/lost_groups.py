@@ -69,6 +69,29 @@ def count_shown(comparison: Comparison, level: float, sizes: Sequence[int]) -> i
     return 0
 
 
+def count_seen(
+    comparison: Comparison, level: float, sizes: Sequence[int], before: float, after: float
+) -> int:
+    """Return of how many parts, largest first, a fall between these mean scores would be shown.
+
+    It is shown for the expected answers, so in about half of the cases where it just is. `sizes` as
+    in :func:`count_shown`.
+    """
+    watched = count_shown(comparison, level, sizes)
+    parts = watched + (watched < len(sizes))
+    for number in range(watched, 0, -1):
+        size = sizes[number - 1]
+        if number < watched and sizes[number] == size:
+            continue  # as the one after it
+        old = [float(place < round(before * size)) for place in range(size)]
+        new = [float(place < round(after * size)) for place in range(size)]
+        limits = {"lowest": comparison.lowest, "highest": comparison.highest}
+        bounds = mean_bounds(comparison.values(old, new), level / parts, **limits)
+        if bounds.upper < comparison.threshold:
+            return number
+    return 0
+
+
 def _watched(
     comparison: Comparison, alpha: float, partitions: Sequence[Partition]
 ) -> list[list[Part]]:

@@ -94,7 +94,7 @@ class _Program:
         self.kept: set[str] = set()
         self.dropped: set[str] = set()
         definitions = [node for node in statements if isinstance(node, _Function)]
-        # Calls of these set the program up, whatever they print or assert, too.
+        # Calls of these set the program up, also if they print or assert.
         self.setters = {node.name for node in definitions if _fills(node, self.data)}
         self.fillers = {node.name for node in definitions if _fills(node, _parameters(node))}
         self._find_examples(statements, needed)

@@ -452,8 +452,10 @@ class _SuiteGate:
             named = "tools that the log calls"
             yield words_on_parts(self.comparison, level, self.known.logged.tools, named, "sessions")
         if self.known.parts:
-            named = f"values of '{self.suite.parts_by}'"
-            yield words_on_parts(self.comparison, level, self.known.parts, named, self.unit)
+            fall = (self.baseline, self.kind.guessing)
+            scores = " to ".join(f"{100 * score:.3g}" for score in fall)
+            named = f"values of '{self.suite.parts_by}' (a fall from {scores} %)"
+            yield words_on_parts(self.comparison, level, self.known.parts, named, self.unit, fall)
 
     def _min_questions(self) -> int:
         """Return how many unchanged answers could pass."""

@@ -29,7 +29,7 @@ from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import check_sensitivities, insensitive_checks
 from eval_gates.statistics.bound import mean_bounds
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.lost_groups import count_shown, find_lost_groups
+from eval_gates.statistics.lost_groups import count_seen, count_shown, find_lost_groups
 from eval_gates.statistics.parts import split, split_by_group
 from eval_gates.stopping import GateRule, StoppingPlan
 from eval_gates.suites.mmlu import Mmlu
@@ -350,6 +350,32 @@ class TestGroups:
             ]
             named += bool(find_lost_groups(TENTH, 0.05, split_by_group(before, after)))
         assert named <= 13
+
+    @pytest.mark.parametrize(("before", "after"), [(0.4, 0.0), (0.6, 0.25), (0.9, 0.0), (1.0, 0.0)])
+    def test_a_fall_is_counted_as_seen_where_it_mostly_is(
+        self, before: float, after: float
+    ) -> None:
+        """40 % of 12 questions that are lost were said to be seen, and were not."""
+        draw = np.random.default_rng(5)
+        sizes = [300, 60, 40, 24, 12]
+        seen = count_seen(TENTH, 0.05, sizes, before, after)
+        for number, size in enumerate(sizes):
+            named = 0
+            for _ in range(40):
+                rows = [
+                    Answer(str(n), "p", float(draw.random() < before), group=f"g{part}")
+                    for part, count in enumerate(sizes)
+                    for n in range(count)
+                ]
+                kept = draw.random(len(rows)) < after
+                lost = [
+                    replace(row, score=float(keep)) if row.group == f"g{number}" else row
+                    for row, keep in zip(rows, kept, strict=True)
+                ]
+                groups = find_lost_groups(TENTH, 0.05, split_by_group(rows, lost))
+                named += f"g{number}" in [group.name for group in groups]
+            assert size  # for the message
+            assert named >= 10 if number < seen else named <= 34, (number, seen, named)
 
     def test_parts_that_can_show_nothing_hide_none(self) -> None:
         """12 lost questions show it at 0.05; at a level for each of the 101 parts they do not."""

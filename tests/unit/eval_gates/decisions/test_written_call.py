@@ -573,3 +573,15 @@ def test_two_calls_in_a_form_that_is_not_read_are_two_tools() -> None:
     assert (first == again, first == other) == (True, False)
     assert other is not None
     assert first.tool != other.tool
+
+
+def test_the_indentation_of_a_value_of_several_lines_is_its_own() -> None:
+    """Tools that edit code are given it."""
+    texts = [
+        f"<tool_call>\n<function=edit>\n<parameter=old>\n{blank}return x\n{blank}y\n</parameter>\n"
+        "</function>\n</tool_call>"
+        for blank in ("", "    ")
+    ]
+    first, other = (read_decision(text, (), ("edit",)) for text in texts)
+    assert first.tool == other.tool == "edit"
+    assert first.arguments != other.arguments
