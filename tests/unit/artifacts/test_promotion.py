@@ -140,6 +140,12 @@ class TestPromoteRun:
         (version,) = mixed.registry.versions("model")
         assert set(version.aliases) == {"candidate", "champion"}
 
+    def test_a_second_promotion_of_the_same_moves_nothing(self, mixed: FakeRun) -> None:
+        mixed.promote()
+        again = mixed.promote()
+        assert (again["moved"], again["replaced"]) == (False, None)
+        assert len(mixed.registry.history("model")) == 1
+
     def test_two_identical_runs_at_once_register_once(self, mixed: FakeRun, tmp_path: Path) -> None:
         """Both looked before either registered: the manifests differ by the run's id."""
         mixed.promote()

@@ -18,7 +18,7 @@ from registry_contract import Contract, processes, promote, race, register, roll
 from small_disk import fill, small_disk
 
 from artifacts import mlflow_store
-from artifacts.registry import MANIFEST_TAG, Registry
+from artifacts.registry import MANIFEST_TAG, Move, Registered, Registry
 from prepare.errors import RegistryError, UsageError
 
 NAME = "model"
@@ -226,6 +226,33 @@ def monkeypatched_aliases() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mlflow_store.MlflowStore, "set_alias", interrupted)
         yield
+
+
+def test_a_move_whose_end_is_not_noted_happened_if_the_alias_points_there() -> None:
+    """Killed between the alias and the note that it is done."""
+
+    def move(number: int, alias: str, version: str, *, done: bool) -> Move:
+        return Move(
+            number=number,
+            alias=alias,
+            version=version,
+            replaced=None,
+            previous_alias=None,
+            action="promote",
+            who="ci",
+            when="2026-11-30T12:00:00Z",
+            done=done,
+        )
+
+    moves = (
+        move(1, "champion", "1", done=True),
+        move(2, "champion", "2", done=False),
+        move(3, "candidate", "3", done=False),
+    )
+    notes = tuple((f"note.{one.number}", one) for one in moves)
+    points = Registered({"champion": "2", "candidate": "1"}, (), notes)
+    assert [one.number for one in points.history] == [1, 2]
+    assert points.last_move == 2
 
 
 def test_a_full_disk_is_named_with_its_cure(tmp_path: Path) -> None:

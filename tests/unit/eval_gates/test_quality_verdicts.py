@@ -29,7 +29,12 @@ from eval_gates.rows import Answer
 from eval_gates.statistics.assay_sensitivity import check_sensitivities, insensitive_checks
 from eval_gates.statistics.bound import mean_bounds
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.lost_groups import count_seen, count_shown, find_lost_groups
+from eval_gates.statistics.lost_groups import (
+    count_seen,
+    count_shown,
+    find_doubtful_groups,
+    find_lost_groups,
+)
 from eval_gates.statistics.parts import split, split_by_group
 from eval_gates.stopping import GateRule, StoppingPlan
 from eval_gates.suites.mmlu import Mmlu
@@ -376,6 +381,15 @@ class TestGroups:
                 named += f"g{number}" in [group.name for group in groups]
             assert size  # for the message
             assert named >= 10 if number < seen else named <= 34, (number, seen, named)
+
+    def test_the_largest_loss_is_named_first(self) -> None:
+        before = [Answer(str(n), "p", 1.0, group=f"g{n % 3}") for n in range(300)]
+        lost = {"g0": 60, "g1": 99, "g2": 80}
+        after = [replace(row, score=float(int(row.id) // 3 >= lost[row.group])) for row in before]
+        groups = find_lost_groups(TENTH, 0.05, split_by_group(before, after))
+        alone = find_doubtful_groups(TENTH, 0.05, split_by_group(before, after))
+        for parts in (groups, alone):
+            assert [group.name for group in parts] == ["g1", "g2", "g0"]
 
     def test_parts_that_can_show_nothing_hide_none(self) -> None:
         """12 lost questions show it at 0.05; at a level for each of the 101 parts they do not."""
