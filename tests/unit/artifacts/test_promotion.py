@@ -20,7 +20,7 @@ from spoilt_bundle import rewrite_manifest
 from typer.testing import CliRunner
 
 from artifacts import promotion, registry
-from artifacts.evidence.verify import check_bundle, check_run
+from artifacts.evidence.verify import check_bundle, check_run, read_verdict
 from artifacts.garbage_collection import find_garbage, remove
 from artifacts.mlflow_store import MlflowStore
 from artifacts.registry import Cause, Registry
@@ -139,6 +139,17 @@ class TestPromoteRun:
         mixed.promote(alias="candidate")
         (version,) = mixed.registry.versions("model")
         assert set(version.aliases) == {"candidate", "champion"}
+
+    def test_a_variant_that_could_not_be_served_is_an_error_in_the_evidence(
+        self, tmp_path: Path
+    ) -> None:
+        models = PretendModels(lambda variant, suite, number: float(number % 2))
+        models.broken = {TWO}
+        run = FakeRun(tmp_path / "store", models, recipes=(ONE, TWO))
+        run.run()
+        run.promote(variant=ONE)
+        verdict = read_verdict(run.bundle(ONE) / BUNDLE)
+        assert {one.recipe: one.verdict for one in verdict.variants} == {ONE: "pass", TWO: "error"}
 
     def test_a_second_promotion_of_the_same_moves_nothing(self, mixed: FakeRun) -> None:
         mixed.promote()
