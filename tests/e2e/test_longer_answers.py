@@ -38,7 +38,7 @@ POLICY = {
     "summary": "sentences with a word in them, and the tokens that they take",
     "suites": {
         "sentences": {
-            **{"kind": "ifeval", "prompt_format": "chat", "max_tokens": 64},
+            **{"kind": "ifeval", "prompt_format": "chat", "max_tokens": 160},
             **{"margins": {"fp8": 0.05}},
         }
     },
