@@ -124,7 +124,7 @@ def judge_quality(
     counted = f"{n:,} of {finding.planned:,}" if n < finding.planned else f"{n:,}"
     return QualityResult(
         lost=[group.name for group in scores.lost_groups],
-        doubtful=[_describe_loss(group, scores.unit) for group in doubtful[:MAX_NAMED]],
+        doubtful=[_describe_loss(group, scores.unit) for group in doubtful],
         **_change(finding, differences, scores),
         name=name,
         metric=metric,
@@ -153,7 +153,10 @@ def judge_quality(
         noise_floor=floor,
         nats=nats,
         depths=report_depths(before, after, kind.depth),
-        groups=[*kind.groups(*shown), *(report_parts(by_field[0], "field") if by_field else ())],
+        groups=[
+            *kind.groups(*shown),
+            *(report for parts in by_field for report in report_parts(parts, "field")),
+        ],
         verdict=judged.verdict,
         reason=f"{_describe_scores(scores, n, nats)}; {judged.reason}",
         suspicious=judged.suspicious,

@@ -192,7 +192,10 @@ class QualityResult(GateResult):
 
     @property
     def doubts(self) -> list[str]:
-        return [f"{self.name}, {part}" for part in self.doubtful]
+        named = [f"{self.name}, {part}" for part in self.doubtful[:MAX_LISTED]]
+        if len(self.doubtful) > MAX_LISTED:
+            named.append(f"{len(self.doubtful) - MAX_LISTED} more parts of {self.name}")
+        return named
 
     @property
     def by_depth(self) -> str:

@@ -67,11 +67,11 @@ _DATA = Path(__file__).parents[1] / "data"
 CARRIED_FILE = _DATA / "tool_requests.jsonl"
 CARRIED_TOOLS = _DATA / "tools.jsonl"
 TOKENS_PER_TOOL = 110  # of a carried one, in the widest rendering that was measured
+FRAME_TOKENS = 1_024  # of the conversation, where tools are many
 _UNREAD_CALL = (
     "have a call in a form that is not read, and are compared by its text: 'form: server' takes "
     "the server's own parser"
 )
-FRAME_TOKENS = 1_024  # of the conversation, where tools are many
 
 
 class Decisions(SuiteKind[DecisionsTask]):

@@ -160,19 +160,22 @@ class Said(NamedTuple):
 
     def digests(self) -> list[str]:
         """Return digests of what was said up to each of these places; '' if a user said nothing."""
-        ends = [0, *self.ends]
         digests = list[str]()
-        before = ""
-        for begin, end in pairwise(ends):
+        roles = set[str]()
+        system = list[str]()
+        said = ""
+        for begin, end in pairwise([0, *self.ends]):
             added = self.messages[begin:end]
+            roles.update(message["role"] for message in added)
             spoken = [message for message in added if message["role"] != "system"]
-            before = digest_of({"messages": spoken}, before)
-            earlier = self.messages[:end]
-            roles = {message["role"] for message in earlier}
-            system = [message for message in earlier if message["role"] == "system"]
-            told = [_TIME.sub("", str(message["content"])) for message in system]
-            first = before if "assistant" in roles else digest_of({"system": told}, before)
-            digests.append(first if "user" in roles else "")
+            said = digest_of({"messages": spoken}, said)
+            system += [_TIME.sub("", one["content"]) for one in added if one["role"] == "system"]
+            if "user" not in roles:
+                digests.append("")
+            elif "assistant" not in roles:
+                digests.append(digest_of({"system": system}, said))
+            else:
+                digests.append(said)
         return digests
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-_Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+_Definition = (*_Function, ast.ClassDef)
 _Import = (ast.Import, ast.ImportFrom)
 _Compound = (
     ast.If,
@@ -200,30 +200,23 @@ class _Program:
         return name in self.dropped and name not in bound
 
 
-def _fills(function: ast.AST, names: Collection[str]) -> bool:
+def _fills(function: ast.AST, names: set[str]) -> bool:
     """Return whether a function assigns to these names, to parts of them, or fills them."""
     for node in ast.walk(function):
         match node:
             case ast.Global(names=changed) | ast.Nonlocal(names=changed):
-                if set(changed) & {*names}:
+                if names & {*changed}:
                     return True
             case (
                 ast.Subscript(ctx=ast.Store() | ast.Del())
                 | ast.Attribute(ctx=ast.Store() | ast.Del())
             ):
-                if _owner(node.value) in names:
+                if _root(node.value) & names:
                     return True
             case ast.Call(func=ast.Attribute(value=value, attr=method)):
-                if method in _FILLING and _owner(value) in names:
+                if method in _FILLING and _root(value) & names:
                     return True
     return False
-
-
-def _owner(node: ast.expr) -> str:
-    """Return the name of what an element or an attribute is of, or an empty text."""
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:

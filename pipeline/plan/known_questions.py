@@ -45,9 +45,9 @@ class KnownQuestions(Record):
     remarks: list[str] = Field([], description="that laying out made")
 
     @classmethod
-    def so_many(cls, number: int | None, logged: LoggedAnswers | None = None) -> KnownQuestions:
+    def so_many(cls, number: int | None) -> KnownQuestions:
         """Return so many questions, or clusters of a suite that has them."""
-        return cls(questions=number, clusters=number, logged=logged)
+        return cls(questions=number, clusters=number)
 
     @classmethod
     def of_answers(cls, rows: Sequence[Answer], logged: LoggedAnswers | None) -> KnownQuestions:

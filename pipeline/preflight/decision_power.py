@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from eval_gates.decisions.task import KindGate
-from eval_gates.quality_result import MAX_LISTED
 from eval_gates.statistics.bound import min_identical_values
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.lost_groups import count_seen
 from pipeline.preflight.chances import GatePower, format_chance, one_look
 from prepare.errors import UsageError
 from recipes.schema import Family
@@ -121,30 +118,3 @@ def words_at_sessions(comparison: Comparison, alpha: float, flips: float) -> str
         f"{counts} such sessions pass {passes} of variants that lose nothing, and fail {fails} of "
         f"those that lose {100 * twice:g} points"
     )
-
-
-def words_on_parts(
-    comparison: Comparison,
-    level: float,
-    sizes: Mapping[str, int],
-    named: str,
-    unit: str,
-    fall: tuple[float, float] = (1.0, 0.0),
-) -> str:
-    """Return of which parts a whole loss would be seen, as a sentence.
-
-    `level` is that of all of them together; `sizes` are their questions, sessions or clusters by
-    name; `fall` is the mean score before and after the loss.
-    """
-    by_size = sorted(sizes, key=lambda name: (-sizes[name], name))
-    shown = count_seen(comparison, level, [sizes[name] for name in by_size], *fall)
-    if not shown:
-        return f"none of {len(sizes):,} {named} is in enough {unit} for its loss to be seen"
-    words = f"of {len(sizes):,} {named}, the loss of one is seen for {shown:,}"
-    hidden = by_size[shown:]
-    if not hidden:
-        return words
-    listed = ", ".join(f"{name} in {sizes[name]:,}" for name in hidden[:MAX_LISTED])
-    more = f" and {len(hidden) - MAX_LISTED:,} more" if len(hidden) > MAX_LISTED else ""
-    together = ", and seen only together" if len(hidden) > 1 else ""
-    return f"{words}; in too few {unit}{together}: {listed}{more}"

@@ -29,7 +29,8 @@ from pipeline.preflight.chances import (
     chances,
     format_chance,
 )
-from pipeline.preflight.decision_power import DecisionGatePower, words_at_sessions, words_on_parts
+from pipeline.preflight.decision_power import DecisionGatePower, words_at_sessions
+from pipeline.preflight.seen_parts import words_on_parts
 from pipeline.stages.questions import QuestionsResult
 from pipeline.stages.recorded import engine_margin
 from prepare.errors import UsageError

@@ -371,20 +371,20 @@ class Recheck:
             changed=tuple(map(str, changed)),
         )
         run = self.open_run(resolved)
+        known = record.known()
         with run:
             for note in words_of_record(record):
                 run.progress.note(note)
             for name, margin in margins.items():
                 if margin != engine_margin(past.policy, name, record.judged.family):
-                    number = record.known()[name].clusters
                     run.progress.note(
-                        f"{name}: the {number:,} recorded answers are too few for "
+                        f"{name}: the {known[name].clusters:,} recorded answers are too few for "
                         f"half of the margin, so another engine may lose {margin.words}"
                     )
             planner = RegisteredPlanner(past, self.here, self.settings, run.log.run_id, gates)
             discard_if_gone(planner.adopted(), run.store, self.settings)
             plan = planner.against_record(record, sources)
-            check_power(record.policy, (past.recipe,), record.known(), plan.trial.level)
+            check_power(record.policy, (past.recipe,), known, plan.trial.level)
             AttemptLedger(run.store).check_allowed(plan.trial)
             run.log.update(registered_name=past.version.name)
             self._judge(run, plan, None, is_about_engine=True)

@@ -12,4 +12,7 @@ def known_by_suite(
     numbers: Mapping[str, int | None], logged: LoggedAnswers | None = None
 ) -> dict[str, KnownQuestions]:
     """So many questions, or clusters, of each suite; all with these answers of a log."""
-    return {name: KnownQuestions.so_many(number, logged) for name, number in numbers.items()}
+    return {
+        name: KnownQuestions(questions=number, clusters=number, logged=logged)
+        for name, number in numbers.items()
+    }

@@ -364,7 +364,7 @@ class TestGroups:
         draw = np.random.default_rng(5)
         sizes = [300, 60, 40, 24, 12]
         seen = count_seen(TENTH, 0.05, sizes, before, after)
-        for number, size in enumerate(sizes):
+        for number in range(len(sizes)):
             named = 0
             for _ in range(40):
                 rows = [
@@ -379,7 +379,6 @@ class TestGroups:
                 ]
                 groups = find_lost_groups(TENTH, 0.05, split_by_group(rows, lost))
                 named += f"g{number}" in [group.name for group in groups]
-            assert size  # for the message
             assert named >= 10 if number < seen else named <= 34, (number, seen, named)
 
     def test_the_largest_loss_is_named_first(self) -> None:

@@ -101,7 +101,7 @@ def test_a_log_in_which_empty_answers_would_do_is_told(empty: float, passes: boo
         (
             {"tool a": 90, "tool c": 2, "tool b": 60, "tool d": 3},
             "of 4 tools that the log calls, the loss of one is seen for 2; in too few "
-            "sessions, and seen only together: tool d in 3, tool c in 2;",
+            "sessions: tool d in 3, tool c in 2;",
         ),
         (
             {"tool a": 90, "tool c": 2},
