@@ -31,6 +31,7 @@ class ReadingStandIn(HttpStandIn):
         refuses: text of a conversation that its chat template does not render.
         can_read: whether it gives log-probabilities of a prompt.
         status: of every answer.
+        paths: that it serves.
         requests: path and body of all requests, in order.
         headers: of all requests, in order.
     """
@@ -47,6 +48,7 @@ class ReadingStandIn(HttpStandIn):
         self.can_read = True
         self.dies_beyond: int | None = None
         self.status = 200
+        self.paths = ["/tokenize", "/v1/completions"]
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.headers: list[dict[str, str]] = []
         vars(self).update(given)
@@ -106,7 +108,7 @@ class _Handler(SilentHandler):
         told = self.server_told
         told.requests.append((self.path, asked))
         told.headers.append(dict(self.headers))
-        status = told.status if self.path in ("/tokenize", "/v1/completions") else 404
+        status = told.status if self.path in told.paths else 404
         if not told.can_read and ("prompt_logprobs" in asked or self.path == "/tokenize"):
             status = 404
         if told.refuses and told.refuses in json.dumps(asked.get("messages")):

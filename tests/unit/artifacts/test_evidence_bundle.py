@@ -68,9 +68,11 @@ class TestContents:
         assert judged["parameters"]["policy"]["name"] == "p"
 
     def test_without_the_answers_it_is_not_judged_again(self, deployed: Path) -> None:
+        whole = check_bundle(deployed)
         (deployed / ARCHIVE).unlink()
         check = check_bundle(deployed)
         assert check.answers_withheld
+        assert check.files == whole.files - 1
         assert found(check) == ""
         assert [each.computed for each in check.variants] == [None, None]
 

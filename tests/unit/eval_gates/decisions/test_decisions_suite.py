@@ -64,12 +64,29 @@ class Arm(ReadingStandIn):
     def answer(self, path: str, asked: dict[str, Any]) -> dict[str, Any]:
         if path == "/tokenize":
             return super().answer(path, asked)
+        assert asked["return_tokens_as_token_ids"]  # equal texts may be different tokens
         text = self.says("".join(map(chr, asked["prompt"])))
         top = {"token_id:7": -0.25, "token_id:8": -2.0}
         if self.first == 8:
             top = {"token_id:7": -3.0, "token_id:8": -0.5}
         scored = {"tokens": [f"token_id:{self.first}"], "top_logprobs": [top]}
         return {"choices": [{"text": text, "logprobs": scored}], "usage": {"completion_tokens": 9}}
+
+
+class ChatArm(Arm):
+    """A server that reads calls itself, and renders no prompt for others."""
+
+    def __init__(self) -> None:
+        super().__init__(sound, paths=["/v1/chat/completions"])
+
+    def answer(self, path: str, asked: dict[str, Any]) -> dict[str, Any]:
+        if "bad" in json.dumps(asked["messages"]):
+            message = {"role": "assistant", "content": "I cannot help with that."}
+        else:
+            arguments = json.dumps({"place": "hunter2"})
+            call = {"type": "function", "function": {"name": "secret_find", "arguments": arguments}}
+            message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return {"choices": [{"message": message}], "usage": {"completion_tokens": 9}}
 
 
 def sound(prompt: str) -> str:
@@ -187,6 +204,17 @@ def test_the_margin_is_of_the_references_first_token(tmp_path: Path) -> None:
         variant = rows_of(kind, questions, server.url, reference)
     assert [row.own["margin"] for row in reference] == [1.75] * 4
     assert [row.own["margin"] for row in variant] == [-2.5] * 4
+
+
+def test_a_chat_endpoint_is_asked_by_chat_alone(tmp_path: Path) -> None:
+    """It renders no prompt for others: nothing is tokenized."""
+    kind, questions = laid_out(tmp_path)
+    with ChatArm() as server:
+        rows = rows_of(kind, questions, server.url, by_chat=True)
+        paths = {path for path, _ in server.requests}
+    assert paths == {"/v1/chat/completions"}
+    assert [row.own["called"] for row in rows] == [True, True, True, False]
+    assert [row.own["declined"] for row in rows] == [False, False, False, True]
 
 
 def test_another_template_ends_the_arm_before_a_score(tmp_path: Path) -> None:
