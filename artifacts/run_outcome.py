@@ -235,7 +235,11 @@ def next_steps(report: RunReport) -> list[str]:
             f"{command} names the folders with every answer.",
         ]
     if verdict == "undecided":
-        return ["Put more questions or minutes into the policy.", how_to_continue(report)]
+        advice = "Put more questions or minutes into the policy."
+        gates = [gate for variant in report.variants for gate in variant.gates if gate.blocks]
+        if any(gate.shown_losses for gate in gates):
+            advice = "More questions do not bring back a part that is lost: see what it answers."
+        return [advice, how_to_continue(report)]
     if verdict == "interrupted":
         return [how_to_continue(report)]
     hint = from_dict(report.error).hint if report.error is not None else ""

@@ -101,6 +101,11 @@ class GateResult(Record):
         return ""
 
     @property
+    def shown_losses(self) -> str:
+        """Parts that are shown lost, to follow the gate's name; else ''."""
+        return ""
+
+    @property
     def doubts(self) -> list[str]:
         """Parts that a pass may have lost, in words."""
         return []

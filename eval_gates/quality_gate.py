@@ -109,7 +109,7 @@ def judge_quality(
         cut_off=0.0 if lengths is None or kind.reads_cut_off else lengths.truncated,
         max_gain=suite.max_gain,
         lost_groups=find_lost_groups(rule.comparison, rule.alpha, partitions)
-        if finding.is_inside
+        if finding.is_inside or n == finding.planned
         else (),
         is_lost_by_question=rule.comparison.is_lost_by_question(
             [row.score for row in old], [row.score for row in new]
@@ -306,6 +306,7 @@ def judge_scores(finding: Finding, scores: Scores) -> QualityVerdict:
 
     `pass` needs a sensitive gate, answers that fit their own questions better than others, no group
     that is shown to lose more, and no loss beyond the margin with each question counted once. A
+    part by the policy's `parts_by` that is shown to lose more fails it, once all are asked. A
     shown gain above the margin does not pass: quantization does not improve a model, so the sides
     were asked differently. Nor do answers to a baseline that was cut off: their loss is unseen.
     """
@@ -313,6 +314,7 @@ def judge_scores(finding: Finding, scores: Scores) -> QualityVerdict:
     if not all(math.isfinite(value) for value in values):
         raise ValueError(f"a gate needs finite scores and bounds, not {values}")
     comparison = finding.comparison
+    declared = [group for group in scores.lost_groups if group.is_declared]
     difference = scores.candidate - scores.baseline
     margin = comparison.allowed_drop(scores.baseline)
     largest = margin if scores.max_gain is None else scores.max_gain
@@ -324,6 +326,11 @@ def judge_scores(finding: Finding, scores: Scores) -> QualityVerdict:
     if finding.state == "fail":
         verdict = "fail"
         reason = _describe(finding, f"not inside {comparison.words}", unit)
+    elif declared and finding.n == finding.planned:
+        verdict = "fail"
+        inside = "inside" if finding.is_inside else "not shown to be inside"
+        reason = _describe(finding, f"{inside} {comparison.words}", unit)
+        reason += f"; of the parts that the policy names, {_describe_lost(declared, unit)}"
     elif insensitive:
         worst = max(insensitive, key=lambda check: check.score)
         reason = (
@@ -357,6 +364,8 @@ def judge_scores(finding: Finding, scores: Scores) -> QualityVerdict:
         open_margin = f"not shown to be inside {comparison.words}"
         reason = f"{_describe(finding, open_margin, unit)}; "
         reason += _describe_needs(finding, scores, difference)
+        if scores.lost_groups:
+            reason += f"; by itself {_describe_lost(scores.lost_groups, unit)}"
     if suspicious:
         verdict = "undecided" if verdict == "pass" else verdict
         reason += (

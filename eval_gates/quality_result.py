@@ -107,7 +107,9 @@ class QualityResult(GateResult):
     depths: list[DepthReport] = Field(
         [], max_length=10, description="by the tokens that the answers follow, where known"
     )
-    lost: list[str] = Field([], description="groups that are shown to lose the margin")
+    lost: list[str] = Field(
+        [], description="groups that are shown to lose the margin, once all were asked"
+    )
     doubtful: list[str] = Field(
         [],
         description="of a pass, parts that are shown to lose the margin if each is looked at "
@@ -124,13 +126,20 @@ class QualityResult(GateResult):
     @property
     def shortfall(self) -> str:
         if self.lost:
-            return f"{super().shortfall}, lost: {', '.join(self.lost)}"
+            return f"{super().shortfall}{self.shown_losses}"
         if self.metric != KEPT_SHARE or self.allowed is None:
             return super().shortfall
         kept = format_percent(self.candidate, 1)
         lost = f"{-100 * self.estimate:.1f} points fewer"
         limit = f"at most {-100 * self.allowed:.4g} may be lost"
         return f"{self.name} (keeps {kept} of the baseline's next tokens, {lost}; {limit})"
+
+    @property
+    def shown_losses(self) -> str:
+        listed = self.lost[:MAX_LISTED]
+        if len(self.lost) > MAX_LISTED:
+            listed.append(f"{len(self.lost) - MAX_LISTED} more")
+        return f" (lost: {', '.join(listed)})" if listed else ""
 
     @property
     def lengths(self) -> str:

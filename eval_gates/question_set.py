@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eval_gates.clusters import labels_of
+from eval_gates.clusters import labels_of, whole_end
 from eval_gates.rows import PROMPT_DIGEST, Question, digest_document
 from eval_gates.suites.json_lines import FIELDS, read_rows
 from eval_gates.suites.suite_kind import SuiteKind
@@ -19,6 +20,7 @@ from recipes.policy import EvalTask
 
 MAX_NAME_LENGTH = 60
 """Characters of a part's name, which reports show."""
+MAX_MISSING = 5  # parts that a refusal names
 LARGEST_SHARE_OF_COPIES = 0.05  # MMLU's own is 0.007
 # What is asked; of a task of lm-eval, the digest of it.
 _ASKS = ("prompt", "messages", "server", "continuations")
@@ -34,7 +36,7 @@ def judged_apart(
 ) -> Questions:
     """Return the questions of these files without copies, in the task's clusters and parts.
 
-    EvaluationDataError: too many are copies, or a field says nothing.
+    EvaluationDataError: too many are copies, all of a part are, or a field says nothing.
     """
     if task.reads_fields:
         questions = with_fields(questions, files) if files else questions
@@ -45,7 +47,10 @@ def judged_apart(
         questions = [_without_fields(question) for question in questions]
     place = ", ".join(map(str, files))
     apart = without_copies(questions, note, place, may_repeat=kind.may_repeat)
-    return _with_judged_clusters(apart, kind.judged_group, note)
+    judged = _with_judged_clusters(apart, kind.judged_group, note)
+    cure = "name parts that are no copies of others"
+    check_parts(questions, judged, "without copies the questions have", cure)
+    return judged
 
 
 def _with_judged_clusters(
@@ -136,7 +141,7 @@ def with_fields(questions: Questions, files: Sequence[Path]) -> Questions:
         )
     fields = rows + [{}] * len(questions)
     return [
-        replace(question, data={**question.data, FIELDS: {**question.to_row(), **own}})
+        replace(question, data={**question.data, FIELDS: own})
         for question, own in zip(questions, fields, strict=False)
     ]
 
@@ -158,9 +163,13 @@ def with_clusters(questions: Questions, field: str) -> Questions:
 
 
 def with_parts(questions: Questions, field: str) -> Questions:
-    """Return the questions with that field's value as the name of their part."""
+    """Return the questions with that field's value as the name of their part.
+
+    EvaluationDataError: a value is no name, all are one, or two of them may be the same.
+    """
     values = _values_of(questions, field, "parts_by", "which part each is of")
     named = []
+    spellings = dict[str, str]()
     for question, value in zip(questions, values, strict=True):
         name = value if isinstance(value, str) else json.dumps(value)
         is_plain = isinstance(value, str | int | float) and name.strip() == name
@@ -170,6 +179,15 @@ def with_parts(questions: Questions, field: str) -> Questions:
                 where=f"policy key 'parts_by', question {question.id}",
                 hint="give each question a word or a number there, without blanks at its ends and "
                 f"of {MAX_NAME_LENGTH} characters at most, or choose another field",
+            )
+        known = spellings.setdefault(_spelling(value), name)
+        if known != name:
+            raise EvaluationDataError(
+                f"the field '{field}' is {known!r} and {name!r}, which may be one part in two "
+                "spellings",
+                where=f"policy key 'parts_by', question {question.id}",
+                hint="spell it alike in all rows, since the loss of half a part is harder to see; "
+                "or give different parts different names",
             )
         named.append(replace(question, part=name))
     if len({question.part for question in named}) < 2:
@@ -181,11 +199,42 @@ def with_parts(questions: Questions, field: str) -> Questions:
     return named
 
 
+def _spelling(value: str | float) -> str:
+    """Return what equal numbers, and names that differ by case or form alone, have in common."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return unicodedata.normalize("NFKC", str(value)).casefold()
+
+
+def asked_of(questions: Questions, limit: int | None) -> Questions:
+    """Return the questions that are asked of these, in their order: whole clusters.
+
+    EvaluationDataError if a part has none of them: its loss would be unseen.
+    """
+    end = min(limit or len(questions), len(questions))
+    asked = questions[: whole_end(labels_of(questions), end)]
+    check_parts(questions, asked, f"the {limit} questions that are asked have", "raise 'questions'")
+    return asked
+
+
+def check_parts(questions: Questions, kept: Questions, whose: str, cure: str) -> None:
+    """Refuse to leave out all questions of a part."""
+    missing = sorted({question.part for question in questions} - {one.part for one in kept})
+    if missing:
+        listed = ", ".join(missing[:MAX_MISSING])
+        more = f" and {len(missing) - MAX_MISSING} more" if len(missing) > MAX_MISSING else ""
+        raise EvaluationDataError(
+            f"{whose} none of the parts {listed}{more}, whose loss would not be seen",
+            where="policy key 'parts_by'",
+            hint=f"{cure}; or leave the rows of these parts out",
+        )
+
+
 def _values_of(questions: Questions, field: str, key: str, tells: str) -> list[Any]:
     """Return each question's value of a field that a policy's key names."""
     values = []
     for question in questions:
-        fields = question.data.get(FIELDS) or question.to_row()
+        fields = question.data.get(FIELDS, question.to_row())
         if field not in fields:
             raise EvaluationDataError(
                 f"the questions have no field '{field}' that would say {tells}",

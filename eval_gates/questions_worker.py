@@ -35,8 +35,8 @@ def run(spec: dict[str, Any], progress: Progress, output: Path) -> dict[str, Any
     questions = judged_apart(kind, task, questions, files, progress.note)
     if task.cluster_by:
         facts["clusters"] = len({question.cluster for question in questions})
-    rows = [question.to_row() for question in shuffle(questions, spec["seed"])]
-    write_rows(output / QUESTIONS_FILE, rows)
+    ordered = shuffle(questions, spec["seed"])
+    write_rows(output / QUESTIONS_FILE, [question.to_row() for question in ordered])
     return {
         "questions": len(questions),
         "source": source.model_dump(),

@@ -119,9 +119,9 @@ class EvalTask(ConfigModel):
     parts_by: str | None = Field(
         None,
         min_length=1,
-        description="a field of the questions that splits them, such as their language. A variant "
-        "that loses one of these parts does not pass, even if the mean hides it. Evidence has the "
-        "values",
+        description="a field of the questions that splits them, such as their language. The gate "
+        "fails if one of these parts is shown to lose the margin, even if the mean hides it. "
+        "Evidence has the values",
     )
 
     @property

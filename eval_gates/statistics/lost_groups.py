@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eval_gates.clusters import means
-from eval_gates.statistics.bound import mean_bounds, min_identical_values
+from eval_gates.clusters import group_by_cluster, means
+from eval_gates.statistics.bound import counted_bounds, mean_bounds, min_identical_values
 from eval_gates.statistics.comparison import Comparison
-from eval_gates.statistics.parts import Part, Partition, merged
+from eval_gates.statistics.parts import Part, Partition, distinct, merged
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class LostGroup:
     name: str
     n: int  # questions, or clusters
     drop: float  # of its mean score, at least
+    is_declared: bool = False  # a part by the policy's `parts_by`
 
 
 def find_lost_groups(
@@ -26,13 +27,15 @@ def find_lost_groups(
     """Return the parts that fail the comparison by themselves, the worst first.
 
     Parts that are too small to show anything are one part together. The level is divided by the
-    number of partitions, and in each by that of its parts (Bonferroni): a variant that loses the
-    margin everywhere has a lost part in at most alpha of the cases.
+    number of partitions, in each by that of its parts, and where clusters have several questions
+    by two, for the loss by cluster and by question (Bonferroni): a variant that loses the margin
+    everywhere has a lost part in at most alpha of the cases.
     """
     lost = list[LostGroup]()
-    watched = _watched(comparison, alpha, partitions)
+    shared = alpha / _count_means(partitions)
+    watched = _watched(comparison, shared, partitions)
     for parts in watched:
-        level = alpha / len(watched) / len(parts)
+        level = shared / len(watched) / len(parts)
         for part in parts:
             if (group := _find_lost(comparison, level, part)) is not None:
                 lost.append(group)
@@ -46,8 +49,9 @@ def find_doubtful_groups(
 
     It decides nothing: if each part loses exactly the margin, alpha of them are so by chance.
     """
-    parts = [part for partition in partitions if len(partition) > 1 for part in partition]
-    lost = [_find_lost(comparison, alpha, part) for part in parts]
+    level = alpha / _count_means(partitions)
+    parts = [part for partition in distinct(partitions) for part in partition]
+    lost = [_find_lost(comparison, level, part) for part in parts]
     return tuple(sorted(filter(None, lost), key=lambda group: -group.drop))
 
 
@@ -74,8 +78,8 @@ def count_seen(
 ) -> int:
     """Return of how many parts, largest first, a fall between these mean scores would be shown.
 
-    It is shown for the expected answers, so in about half of the cases where it just is. `sizes` as
-    in :func:`count_shown`.
+    Answers before and after are independent, as guesses are. It is shown for the expected counts,
+    so in about half of the cases where it just is. `sizes` as in :func:`count_shown`.
     """
     watched = count_shown(comparison, level, sizes)
     parts = watched + (watched < len(sizes))
@@ -83,10 +87,14 @@ def count_seen(
         size = sizes[number - 1]
         if number < watched and sizes[number] == size:
             continue  # as the one after it
-        old = [float(place < round(before * size)) for place in range(size)]
-        new = [float(place < round(after * size)) for place in range(size)]
+        pairs = [(1, 0), (1, 1), (0, 0), (0, 1)]
+        chances = [
+            (before if old else 1 - before) * (after if new else 1 - after) for old, new in pairs
+        ]
+        values = comparison.values([old for old, _ in pairs], [new for _, new in pairs])
         limits = {"lowest": comparison.lowest, "highest": comparison.highest}
-        bounds = mean_bounds(comparison.values(old, new), level / parts, **limits)
+        counts = [chance * size for chance in chances]
+        bounds = counted_bounds(values, counts, level / parts, **limits)
         if bounds.upper < comparison.threshold:
             return number
     return 0
@@ -96,7 +104,7 @@ def _watched(
     comparison: Comparison, alpha: float, partitions: Sequence[Partition]
 ) -> list[list[Part]]:
     """Return by partition the parts that are looked at; one that can show nothing is left out."""
-    told = [sorted(parts, key=_size, reverse=True) for parts in partitions if len(parts) > 1]
+    told = [sorted(parts, key=_size, reverse=True) for parts in distinct(partitions)]
     while told:
         level = alpha / len(told)
         shown = [count_shown(comparison, level, list(map(_size, parts))) for parts in told]
@@ -118,13 +126,51 @@ def _size(part: Part) -> int:
     return len(means(part.before, "score"))
 
 
+def _count_means(partitions: Sequence[Partition]) -> int:
+    """Return by how many means parts are judged: by cluster, and by question if they differ."""
+    return max((len(_weightings(part)) for parts in partitions for part in parts), default=1)
+
+
+def _weightings(part: Part) -> list[list[float]]:
+    """Return the weights of a part's clusters in each mean that may show it lost.
+
+    They are 1; and where some clusters are larger, shares of the largest one's questions.
+    """
+    sizes = [len(cluster) for cluster in group_by_cluster(part.before)]
+    alike = [1.0] * len(sizes)
+    largest = max(sizes)
+    return [alike] if min(sizes) == largest else [alike, [size / largest for size in sizes]]
+
+
 def _find_lost(comparison: Comparison, level: float, part: Part) -> LostGroup | None:
-    """Return the part if it is shown to lose more."""
+    """Return the part if it is shown to lose more, by cluster or by question."""
     before = means(part.before, "score")
     after = means(part.after, "score")
-    values = comparison.values(before, after)
-    limits = {"lowest": comparison.lowest, "highest": comparison.highest}
-    if mean_bounds(values, level, **limits).upper >= comparison.threshold:
-        return None
+    values = comparison.values(before, after).tolist()
     changes = [new - old for old, new in zip(before, after, strict=True)]
-    return LostGroup(part.name, len(changes), -mean_bounds(changes, level).upper)
+    drops = [
+        _shown_drop(comparison, level, values, changes, weights) for weights in _weightings(part)
+    ]
+    drop = max((drop for drop in drops if drop is not None), default=None)
+    return LostGroup(part.name, len(changes), drop, part.is_declared) if drop is not None else None
+
+
+def _shown_drop(
+    comparison: Comparison,
+    level: float,
+    values: Sequence[float],
+    changes: Sequence[float],
+    weights: Sequence[float],
+) -> float | None:
+    """Return by how much the weighted mean score falls at least, if that is shown to be too much.
+
+    Weights are in (0, 1], and known before the answers. A weighted value stays in its range, so
+    its bound holds.
+    """
+    mean_weight = sum(weights) / len(weights)
+    weighted = [weight * value for weight, value in zip(weights, values, strict=True)]
+    limits = {"lowest": comparison.lowest, "highest": comparison.highest}
+    if mean_bounds(weighted, level, **limits).upper >= comparison.threshold * mean_weight:
+        return None
+    fallen = [weight * change for weight, change in zip(weights, changes, strict=True)]
+    return -mean_bounds(fallen, level).upper / mean_weight

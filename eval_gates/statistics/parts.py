@@ -15,6 +15,7 @@ class Part:
     """Both sides' answers to the questions of one part, paired."""
 
     name: str
+    is_declared: bool = False  # by the policy's `parts_by`
     before: list[Answer] = field(default_factory=list)
     after: list[Answer] = field(default_factory=list)
 
@@ -23,12 +24,18 @@ Partition = Sequence[Part]
 """Parts without a common question."""
 
 
-def split(before: Answers, after: Answers, name_of: Callable[[Answer], str]) -> list[Part]:
+def split(
+    before: Answers,
+    after: Answers,
+    name_of: Callable[[Answer], str],
+    *,
+    is_declared: bool = False,
+) -> list[Part]:
     """Return the parts in order of their first answer, named by the answers of `before`."""
     parts: dict[str, Part] = {}
     for old, new in zip(before, after, strict=True):
         name = name_of(old)
-        part = parts.setdefault(name, Part(name))
+        part = parts.setdefault(name, Part(name, is_declared))
         part.before.append(old)
         part.after.append(new)
     return list(parts.values())
@@ -52,11 +59,23 @@ def split_by_part(before: Answers, after: Answers) -> list[Partition]:
     for row, (old, new) in zip(before, named, strict=True):
         if not old or old != new:
             raise ValueError(f"question {row.id} is of the part '{old}', and of '{new}'")
-    return [split(before, after, lambda row: row.part)]
+    return [split(before, after, lambda row: row.part, is_declared=True)]
+
+
+def distinct(partitions: Sequence[Partition]) -> list[Partition]:
+    """Return the partitions of several parts, the last of those that split alike."""
+    by_questions = {
+        frozenset(tuple(row.id for row in part.before) for part in parts): parts
+        for parts in partitions
+        if len(parts) > 1
+    }
+    return list(by_questions.values())
 
 
 def merged(name: str, parts: Sequence[Part]) -> Part:
     """Return one part of several; a cluster that is in several of them is one again."""
     pairs = [pair for part in parts for pair in zip(part.before, part.after, strict=True)]
     pairs.sort(key=lambda pair: pair[0].cluster)
-    return Part(name, [before for before, _ in pairs], [after for _, after in pairs])
+    before = [ours for ours, _ in pairs]
+    after = [theirs for _, theirs in pairs]
+    return Part(name, parts[0].is_declared, before, after)

@@ -94,6 +94,10 @@ def print_outcome(outcome: RecheckOutcome) -> None:
     for question, asked in (("the record", report.engine), ("the source", report.source)):
         if asked is not None:
             print(f"  against {question}: {asked.verdict}: {asked.reason}")
+            variant = outcome.variant_of(asked)
+            for gate in variant.gates if variant is not None else ():
+                if gate.blocks:
+                    print(f"    {gate.name}: {gate.reason}")
     print(next_step(outcome))
 
 

@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 
 from pydantic import Field
 
-from eval_gates.clusters import group_by_cluster, labels_of, whole_end
-from eval_gates.question_set import judged_apart, shuffle
+from eval_gates.clusters import group_by_cluster
+from eval_gates.question_set import asked_of, judged_apart, shuffle
 from eval_gates.rows import Answer, Question
 from eval_gates.suites.sources import SuiteSource
 from eval_gates.suites.suite_kind import LoggedAnswers, QuestionOrder, kind_of
@@ -27,7 +27,7 @@ from prepare.untrusted import read_record
 from recipes.policy import AnySuite
 
 FOLDER = "known-questions"
-_VERSION = 4  # of what is remembered
+_VERSION = 5  # of what is remembered
 _LOCAL = ("folder", "builtin")
 
 
@@ -118,7 +118,7 @@ def lay_out(suite: AnySuite, source: SuiteSource) -> KnownQuestions:
         order = QuestionOrder(source.identity, source.folder, Path(made), remarks)
         questions = kind.known_questions(suite, order)
         apart = judged_apart(kind, suite, questions, files, remarks.note)
-        asked = _limited(shuffle(apart, QUESTION_SEED), suite.questions)
+        asked = asked_of(shuffle(apart, QUESTION_SEED), suite.questions)
         logged = kind.logged_answers(suite, asked, order)
     number = source.questions
     if number is None:
@@ -139,12 +139,6 @@ def sizes_of_parts(rows: Sequence[Question] | Sequence[Answer]) -> dict[str, int
     """Return the number of questions, or clusters, by part; empty where they have none."""
     parts = {(row.part, row.cluster or row.id) for row in rows if row.part}
     return Counter(part for part, _ in parts)
-
-
-def _limited(questions: Sequence[Question], limit: int | None) -> Sequence[Question]:
-    """Return the questions that are asked of these, in their order: whole clusters."""
-    labels = labels_of(questions)
-    return questions[: whole_end(labels, min(limit or len(questions), len(questions)))]
 
 
 def clusters_asked(clusters: int, questions: int | None, limit: int | None) -> int:

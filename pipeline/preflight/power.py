@@ -446,9 +446,11 @@ class _SuiteGate:
     def _words_on_parts(self) -> Iterator[str]:
         """Yield of which tools and values of `parts_by` a whole loss would be seen.
 
-        What the kind itself splits, such as abilities or subjects, has its share of the level.
+        What the kind itself splits, such as abilities or subjects, has its share of the level, and
+        where clusters have several questions, so has the loss by question.
         """
-        level = self.alpha / (2 + bool(self.known.parts) * self.kind.asks_baseline_twice)
+        partitions = 2 + bool(self.known.parts) * self.kind.asks_baseline_twice
+        level = self.alpha / partitions / (2 if self.suite.cluster_by else 1)
         if self.known.logged is not None and len(self.known.logged.tools) > 1:
             named = "tools that the log calls"
             yield words_on_parts(self.comparison, level, self.known.logged.tools, named, "sessions")

@@ -20,6 +20,7 @@ from eval_gates.answer_log import ANSWERS, QUESTIONS_FILE, AnswerLog, read_answe
 from eval_gates.answer_validity import check_answers, remarks_on
 from eval_gates.clusters import labels_of
 from eval_gates.engine_metrics import SpecDecodeStats
+from eval_gates.question_set import asked_of
 from eval_gates.rows import Answer, Question
 from eval_gates.statistics.assay_sensitivity import check_sensitivities, insensitive_checks
 from eval_gates.stopping import BATCH, PLAN, GateRule, StoppingPlan
@@ -248,13 +249,18 @@ def check_texts(folder: Path) -> None:
 
 
 def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
-    """Return the round; StoreError if an input is missing."""
+    """Return the round; StoreError if an input is missing.
+
+    EvaluationDataError: no question of a part would be asked.
+    """
     parameters = EVALUATE.parameters_of(spec)
     questions_file = folder_of(spec, store, "questions") / QUESTIONS_FILE
     questions = [Question.from_row(row) for _, row in read_rows(questions_file)]
     ids = [question.id for question in questions]
     # As the judge groups the answers, which have their questions' labels.
     clusters = labels_of(questions) if any(question.cluster for question in questions) else None
+    if not parameters.is_again:
+        asked_of(questions, parameters.max_questions)  # refuses to leave out a part
     max_questions = min(parameters.max_questions or len(ids), len(ids))
     baseline: Sequence[Answer] = ()
     can_pass = True

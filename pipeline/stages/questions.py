@@ -63,7 +63,7 @@ class QuestionsResult(Record):
         return self.clusters or self.questions
 
 
-QUESTIONS = Stage("questions", 10, QuestionsParameters, QuestionsRuntime, QuestionsResult)
+QUESTIONS = Stage("questions", 11, QuestionsParameters, QuestionsRuntime, QuestionsResult)
 
 
 def run(context: StageContext[QuestionsParameters, QuestionsRuntime]) -> QuestionsResult:

@@ -85,7 +85,7 @@ class JudgeResult(Record):
     )
 
 
-JUDGE = Stage("judge", 29, JudgeParameters, JudgeRuntime, JudgeResult)
+JUDGE = Stage("judge", 30, JudgeParameters, JudgeRuntime, JudgeResult)
 
 
 def policy_digest(judge: StageRecord) -> str:
@@ -103,7 +103,11 @@ def judge_variant(gates: Sequence[GateResult]) -> tuple[Verdict, str, float]:
     if not suites:
         raise ValueError("no gates: nothing was shown")
     failed = [gate.shortfall for gate in gates if gate.blocks and gate.verdict == "fail"]
-    undecided = [gate.name for gate in gates if gate.blocks and gate.verdict == "undecided"]
+    undecided = [
+        f"{gate.name}{gate.shown_losses}"
+        for gate in gates
+        if gate.blocks and gate.verdict == "undecided"
+    ]
     # Speed alone shows nothing: a critical suite must have passed.
     critical = any(suite.tier == "critical" for suite in suites)
     p_values = [gate.p_value for gate in gates if gate.tier == "critical" and critical]

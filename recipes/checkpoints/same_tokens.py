@@ -63,9 +63,9 @@ def find_difference(known: TokenReader, other: TokenReader, marks: Mapping[str, 
         if differing := _different_ids(expected, ids):
             wrong, right = differing
             return f"{other.name} reads {wrong} in {text[:40]!r}, where {known.name} gives {right}"
-        words = other.decode(ids).split()
-        if text in SENTENCES and words[1:] != text.split()[1:]:
-            return f"{other.name} turns {text[-40:]!r} into {' '.join(words)[-40:]!r}"
+        decoded = other.decode(ids)
+        if text in SENTENCES and _is_altered(text, decoded, known.decode(expected)):
+            return f"{other.name} turns {text[-40:]!r} into {' '.join(decoded.split())[-40:]!r}"
     chosen = dict(list(marks.items())[:MAX_MARKS])
     special = set(chosen.values())
     text = marked_text(list(chosen))
@@ -74,6 +74,21 @@ def find_difference(known: TokenReader, other: TokenReader, marks: Mapping[str, 
     if read != expected:
         return f"{other.name} reads the special tokens {read} where {known.name} reads {expected}"
     return ""
+
+
+def _is_altered(text: str, decoded: str, as_known: str) -> bool:
+    """Return whether a decoded text lacks spaces, or has other letters than the file gives.
+
+    A vocabulary without capitals, or with few words, alters letters by itself. The first words do
+    not count, since a class may join them to what is before.
+    """
+    written = text.split()[1:]
+    words = decoded.split()[1:]
+    if words == written:
+        return False
+    if "".join(decoded.split()).endswith("".join(written)):
+        return True
+    return "".join(words) != "".join(as_known.split()[1:])
 
 
 def _different_ids(expected: Sequence[int], ids: Sequence[int]) -> tuple[list[int], ...]:

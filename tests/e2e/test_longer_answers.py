@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
 import yaml
 from port_server import EXACT, served
@@ -78,31 +80,10 @@ def candidate(
         yield Candidate(server, lower)
 
 
-def test_longer_answers_fail_cost_alone(
-    server: Server, candidate: Candidate, demo_model: Path, tmp_path: Path
-) -> None:
-    off = judge(server, candidate, 0.0, demo_model, tmp_path / "off")
-    assert off["sentences"]["verdict"] == "pass"
-    assert off["cost sentences"]["verdict"] == "pass"
-    assert off["cost sentences"]["estimate"] == pytest.approx(1, abs=0.02)
-
-    on = judge(server, candidate, LOWER, demo_model, tmp_path / "on")
-    assert on["sentences"]["verdict"] == "pass"
-    assert {name for name, gate in on.items() if gate["verdict"] == "fail"} == {"cost sentences"}
-    cost = on["cost sentences"]
-    assert cost["verdict"] == "fail"
-    assert cost["tokens"]["ratio"] == pytest.approx(1.25, abs=0.1)
-
-
-def judge(
-    baseline: Server, candidate: Candidate, lower: float, tokenizer: Path, store: Path
-) -> dict[str, Any]:
-    """Return the reports of all gates by name."""
-    candidate.lower.write_text(str(lower))
-    store.mkdir()
-    data, policy = store / "data", store / "policy.yaml"
-    data.mkdir()
-    rows = [
+@pytest.fixture(scope="module")
+def rows(server: Server) -> list[dict[str, Any]]:
+    """Requests that the demo model answers shortly; it never ends some of its answers."""
+    made = [
         {
             "prompt": f"Write one short sentence about a {kind} {thing}.",
             "instruction_id_list": ["keywords:existence"],
@@ -111,6 +92,52 @@ def judge(
         for thing in THINGS
         for kind in KINDS
     ]
+
+    def ends(row: dict[str, Any]) -> bool:
+        message = {"role": "user", "content": row["prompt"]}
+        asked = {"model": SERVED_NAME, "messages": [message], "max_tokens": 80, "temperature": 0}
+        url = f"{server.url}/v1/chat/completions"
+        answer = httpx.post(url, json=asked, timeout=600).raise_for_status().json()
+        return bool(answer["choices"][0]["finish_reason"] == "stop")
+
+    with ThreadPoolExecutor(8) as pool:
+        ended = list(pool.map(ends, made))
+    return [row for row, has_ended in zip(made, ended, strict=True) if has_ended]
+
+
+def test_longer_answers_fail_cost_alone(
+    server: Server,
+    candidate: Candidate,
+    rows: list[dict[str, Any]],
+    demo_model: Path,
+    tmp_path: Path,
+) -> None:
+    off = judge(server, candidate, rows, 0.0, demo_model, tmp_path / "off")
+    assert off["sentences"]["verdict"] == "pass"
+    assert off["cost sentences"]["verdict"] == "pass"
+    assert off["cost sentences"]["estimate"] == pytest.approx(1, abs=0.02)
+
+    on = judge(server, candidate, rows, LOWER, demo_model, tmp_path / "on")
+    assert on["sentences"]["verdict"] == "pass"
+    assert {name for name, gate in on.items() if gate["verdict"] == "fail"} == {"cost sentences"}
+    cost = on["cost sentences"]
+    assert cost["verdict"] == "fail"
+    assert cost["tokens"]["ratio"] == pytest.approx(1.25, abs=0.1)
+
+
+def judge(
+    baseline: Server,
+    candidate: Candidate,
+    rows: list[dict[str, Any]],
+    lower: float,
+    tokenizer: Path,
+    store: Path,
+) -> dict[str, Any]:
+    """Return the reports of all gates by name."""
+    candidate.lower.write_text(str(lower))
+    store.mkdir()
+    data, policy = store / "data", store / "policy.yaml"
+    data.mkdir()
     (data / "ifeval_test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     policy.write_text(yaml.safe_dump(POLICY))
     answer = prepare(
@@ -121,6 +148,7 @@ def judge(
         *("--tokenizer", str(tokenizer), "--policy", str(policy)),
         *("--eval-data", str(data), "--json"),
     )
-    assert answer.returncode == (4 if lower else 0), answer.stderr[-3000:]
     (variant,) = json.loads(answer.stdout)["variants"]
+    reasons = "\n".join(f"{gate['name']}: {gate['reason']}" for gate in variant["gates"])
+    assert answer.returncode == (4 if lower else 0), reasons
     return {gate["name"]: gate for gate in variant["gates"]}

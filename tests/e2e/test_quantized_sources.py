@@ -140,7 +140,7 @@ def test_released_weights_are_served_as_the_baseline(
     done = prepare(store, *command, timeout=1500)
     assert done.returncode == 0, done.stderr[-4000:]
     report = json.loads(done.stdout)
-    assert report["checkpoint"]["source"]["quantized"] == "FP8"
+    assert report["checkpoint"]["quantized"] == "FP8"
     (card,) = (store / "versions").glob("*/README.md")
     assert "against the released FP8 weights" in card.read_text()
     stages = {path.name for path in (store / "stages").iterdir()}

@@ -15,6 +15,7 @@ from listener import Listener
 from eval_gates.decisions.suite import Decisions
 from eval_gates.decisions.task import AS_LOGGED, DecisionsTask
 from eval_gates.question_set import (
+    asked_of,
     judged_apart,
     with_clusters,
     with_fields,
@@ -332,6 +333,37 @@ class TestParts:
         with pytest.raises(EvaluationDataError) as caught:
             self.of("en", value)
         assert caught.value.where == "policy key 'parts_by', question 1"
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [("EN", "en"), (1, 1.0), ("1", 1.0), ("fran\u00e7ais", "franc\u0327ais"), ("Ⅳ", "IV")],
+    )
+    def test_two_spellings_of_one_name_are_refused(self, one: Any, other: Any) -> None:
+        with pytest.raises(EvaluationDataError, match="two spellings") as caught:
+            self.of("xx", one, other)
+        assert caught.value.where == "policy key 'parts_by', question 2"
+
+    def test_a_limit_that_leaves_a_part_out_is_refused(self) -> None:
+        rows = self.of(*["en", "fr"] * 5, "sw", "ha")
+        assert asked_of(rows, None) == asked_of(rows, 12) == rows
+        with pytest.raises(EvaluationDataError, match="none of the parts ha, sw") as caught:
+            asked_of(rows, 10)
+        assert "raise 'questions'" in caught.value.hint
+
+    def test_copies_that_leave_a_part_out_are_refused(self) -> None:
+        data = {FIELDS: {"tongue": "en"}}
+        rows = [Question(str(n), str(n), data=data) for n in range(40)]
+        rows.append(Question("40", "7", data={FIELDS: {"tongue": "sw"}}))
+        with pytest.raises(EvaluationDataError, match="none of the parts sw"):
+            judged_apart(Rouge(), RougeTask(parts_by="tongue"), rows, [], Listener().note)
+
+    def test_a_field_that_some_rows_lack_is_not_the_suites(self, tmp_path: Path) -> None:
+        file = tmp_path / "rows.jsonl"
+        file.write_text('{"expected": "a"}\n{"other": 1}\n')
+        rows = [Question(str(n), expected="right") for n in range(2)]
+        with pytest.raises(EvaluationDataError, match="no field 'expected'") as caught:
+            with_parts(with_fields(rows, [file]), "expected")
+        assert "question 1" in caught.value.where
 
     def test_one_part_alone_splits_nothing(self) -> None:
         with pytest.raises(EvaluationDataError, match="all questions have the same 'tongue'"):

@@ -93,6 +93,35 @@ def with_one_other_script(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
+def uncased() -> Tokenizer:
+    """It gives small letters back, as models without capitals do."""
+    return lower(byte_level())
+
+
+def with_a_small_vocabulary() -> Tokenizer:
+    """It gives most words back as unknown."""
+    words = {"<unk>": 0, "the": 1, "of": 2}
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return made
+
+
+@pytest.mark.parametrize("make", [uncased, with_a_small_vocabulary])
+def test_a_vocabulary_that_alters_letters_itself_is_accepted(
+    tmp_path: Path, make: Callable[[], Tokenizer]
+) -> None:
+    make().save(str(tmp_path / "tokenizer.json"))
+    check_same_tokens(ReadBy(make()), tmp_path)
+
+
+def test_a_file_that_loses_spaces_itself_is_refused(tmp_path: Path) -> None:
+    """As one that such a class has saved."""
+    file = tmp_path / "tokenizer.json"
+    without_spaces(byte_level()).save(str(file))
+    with pytest.raises(StageError, match="turns"):
+        check_same_tokens(ReadBy(without_spaces(byte_level())), tmp_path)
+
+
 @pytest.mark.parametrize("change", [same, with_prefix_space])
 def test_what_reads_alike_is_accepted(
     tmp_path: Path, change: Callable[[Tokenizer], Tokenizer]
