@@ -167,9 +167,20 @@ def test_what_answers_short_questions_as_before_loses_conversations(
         assert found["quiz"]["verdict"] == "pass"
 
 
-@pytest.mark.parametrize("broken", [another_template, another_tokenizer])
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (another_template, "renders the conversation"),
+        (another_tokenizer, "give --tokenizer the tokenizer that the endpoint serves"),
+    ],
+)
 def test_what_reads_another_text_is_refused_before_a_score(
-    broken: Any, gate: Any, demo_model: Path, cpu_profile: ServingProfile, tmp_path: Path
+    broken: Any,
+    words: str,
+    gate: Any,
+    demo_model: Path,
+    cpu_profile: ServingProfile,
+    tmp_path: Path,
 ) -> None:
     model = tmp_path / "model"
     shutil.copytree(demo_model, model)
@@ -177,4 +188,4 @@ def test_what_reads_another_text_is_refused_before_a_score(
     with served(model, cpu_profile, tmp_path / "server.log") as candidate:
         done = gate(candidate)
     assert done.returncode == 1, (done.returncode, done.stderr)
-    assert "renders the conversation" in done.stderr
+    assert words in done.stderr
