@@ -57,6 +57,17 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
     return simple[annotation]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plain_command_allows_nothing_that_was_not_asked_for(kind: type[CommandRequest]) -> None:
+    """It runs no code of a checkpoint, signs nothing and measures nothing again."""
+    switches = {
+        field.name: field.default
+        for field in dataclasses.fields(kind)
+        if isinstance(field.default, bool)
+    }
+    assert {name for name, default in switches.items() if default} <= {"promote"}
+
+
 def requests_of(kind: type[CommandRequest]) -> st.SearchStrategy[CommandRequest]:
     hints = typing.get_type_hints(kind)
     return st.builds(kind, **{name: values_of(hints[name]) for name in kind.options()})
