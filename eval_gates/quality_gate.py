@@ -30,7 +30,7 @@ from eval_gates.statistics.assay_sensitivity import (
 )
 from eval_gates.statistics.bound import mean_bounds
 from eval_gates.statistics.comparison import LOST_IN_LARGE_CLUSTERS
-from eval_gates.statistics.looks import Finding, min_unchanged_values
+from eval_gates.statistics.looks import Finding, State, min_unchanged_values
 from eval_gates.statistics.lost_groups import LostGroup, find_doubtful_groups, find_lost_groups
 from eval_gates.statistics.parts import split_by_part
 from eval_gates.stopping import GateRule, look_at
@@ -328,9 +328,13 @@ def judge_scores(finding: Finding, scores: Scores) -> QualityVerdict:
         reason = _describe(finding, f"not inside {comparison.words}", unit)
     elif declared and finding.n == finding.planned:
         verdict = "fail"
-        inside = "inside" if finding.is_inside else "not shown to be inside"
-        reason = _describe(finding, f"{inside} {comparison.words}", unit)
+        is_inside = finding.lower > comparison.threshold
+        inside = "inside" if is_inside else "not shown to be inside"
+        state: State = "pass" if is_inside else "open"
+        reason = _describe(finding, f"{inside} {comparison.words}", unit, state)
         reason += f"; of the parts that the policy names, {_describe_lost(declared, unit)}"
+        if insensitive:
+            reason += "; the gate on the mean is insensitive"
     elif insensitive:
         worst = max(insensitive, key=lambda check: check.score)
         reason = (
@@ -363,9 +367,10 @@ def judge_scores(finding: Finding, scores: Scores) -> QualityVerdict:
     else:
         open_margin = f"not shown to be inside {comparison.words}"
         reason = f"{_describe(finding, open_margin, unit)}; "
-        reason += _describe_needs(finding, scores, difference)
         if scores.lost_groups:
-            reason += f"; by itself {_describe_lost(scores.lost_groups, unit)}"
+            reason += f"by itself, {_describe_lost(scores.lost_groups, unit)}"
+        else:
+            reason += _describe_needs(finding, scores, difference)
     if suspicious:
         verdict = "undecided" if verdict == "pass" else verdict
         reason += (
@@ -376,8 +381,8 @@ def judge_scores(finding: Finding, scores: Scores) -> QualityVerdict:
     return QualityVerdict(verdict, reason, suspicious)
 
 
-def _describe(finding: Finding, margin: str, unit: str) -> str:
-    state = "pass" if finding.is_inside else finding.state
+def _describe(finding: Finding, margin: str, unit: str, state: State | None = None) -> str:
+    state = state or ("pass" if finding.is_inside else finding.state)
     shown = {
         "pass": f"the drop is at most {_points(max(0.0, -finding.lower))}, {margin}",
         "fail": f"the drop is at least {_points(-finding.upper)}, {margin}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -49,7 +50,8 @@ def judged_apart(
     apart = without_copies(questions, note, place, may_repeat=kind.may_repeat)
     judged = _with_judged_clusters(apart, kind.judged_group, note)
     cure = "name parts that are no copies of others"
-    check_parts(questions, judged, "without copies the questions have", cure)
+    counted = [one for one in judged if kind.judged_group in (None, one.group)]
+    check_parts(questions, counted, "without copies the questions have", cure)
     return judged
 
 
@@ -200,20 +202,23 @@ def with_parts(questions: Questions, field: str) -> Questions:
 
 
 def _spelling(value: str | float) -> str:
-    """Return what equal numbers, and names that differ by case or form alone, have in common."""
+    """Return what equal numbers have in common, and names that differ by case, form or joints."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    return unicodedata.normalize("NFKC", str(value)).casefold()
+    return re.sub(r"[-_\s]+", " ", unicodedata.normalize("NFC", str(value)).lower())
 
 
-def asked_of(questions: Questions, limit: int | None) -> Questions:
+def asked_of(questions: Questions, limit: int | None, judged_group: str | None) -> Questions:
     """Return the questions that are asked of these, in their order: whole clusters.
 
-    EvaluationDataError if a part has none of them: its loss would be unseen.
+    EvaluationDataError if a part has none of them that the suite's own gate counts, which are those
+    of the `judged_group`: its loss would be unseen.
     """
     end = min(limit or len(questions), len(questions))
     asked = questions[: whole_end(labels_of(questions), end)]
-    check_parts(questions, asked, f"the {limit} questions that are asked have", "raise 'questions'")
+    counted = [one for one in asked if judged_group in (None, one.group)]
+    whose = f"the {limit} questions that are asked have"
+    check_parts(questions, counted, whose, "raise 'questions'")
     return asked
 
 
@@ -233,13 +238,15 @@ def check_parts(questions: Questions, kept: Questions, whose: str, cure: str) ->
 def _values_of(questions: Questions, field: str, key: str, tells: str) -> list[Any]:
     """Return each question's value of a field that a policy's key names."""
     values = []
+    known = {name for question in questions for name in question.data.get(FIELDS, ())}
     for question in questions:
         fields = question.data.get(FIELDS, question.to_row())
         if field not in fields:
             raise EvaluationDataError(
                 f"the questions have no field '{field}' that would say {tells}",
                 where=f"policy key '{key}', question {question.id}",
-                hint=f"fields are: {', '.join(sorted(fields))}",
+                hint=f"fields are: {', '.join(sorted(known | fields.keys()))}; each question needs "
+                "it, also those that the suite adds",
             )
         if fields[field] is None:
             raise EvaluationDataError(

@@ -72,7 +72,8 @@ def markdown(text: str, max_characters: int = MAX_NAME_CHARACTERS) -> str:
 def markdown_with_code(text: str) -> str:
     """Escape prepare's own text, in which backticks mark commands."""
     parts = clip(one_line(text), MAX_REASON_CHARACTERS).split("`")
-    if len(parts) % 2 == 0:  # an unmatched backtick
+    # An unmatched backtick, or a run of several, which needs as many to end it.
+    if len(parts) % 2 == 0 or "" in parts[1:-1]:
         return _escape_markdown("`".join(parts))
     return "`".join(
         part.translate(_IN_CODE) if number % 2 else _escape_markdown(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -78,8 +79,8 @@ def count_seen(
 ) -> int:
     """Return of how many parts, largest first, a fall between these mean scores would be shown.
 
-    Answers before and after are independent, as guesses are. It is shown for the expected counts,
-    so in about half of the cases where it just is. `sizes` as in :func:`count_shown`.
+    Answers before and after are independent, as guesses are. It is shown for a loss that is smaller
+    than expected by its standard deviation, so in most cases. `sizes` as in :func:`count_shown`.
     """
     watched = count_shown(comparison, level, sizes)
     parts = watched + (watched < len(sizes))
@@ -94,6 +95,11 @@ def count_seen(
         values = comparison.values([old for old, _ in pairs], [new for _, new in pairs])
         limits = {"lowest": comparison.lowest, "highest": comparison.highest}
         counts = [chance * size for chance in chances]
+        mean = sum(chance * value for chance, value in zip(chances, values, strict=True))
+        squares = sum(chance * value**2 for chance, value in zip(chances, values, strict=True))
+        # Answers that are right after all, by luck: of a lost one that is a point each.
+        lucky = min(counts[0], math.sqrt(size * max(0.0, squares - mean**2)))
+        counts = [counts[0] - lucky, counts[1] + lucky, *counts[2:]]
         bounds = counted_bounds(values, counts, level / parts, **limits)
         if bounds.upper < comparison.threshold:
             return number
@@ -127,8 +133,15 @@ def _size(part: Part) -> int:
 
 
 def _count_means(partitions: Sequence[Partition]) -> int:
-    """Return by how many means parts are judged: by cluster, and by question if they differ."""
-    return max((len(_weightings(part)) for parts in partitions for part in parts), default=1)
+    """Return by how many means parts are judged: by cluster, and by question if they can differ.
+
+    Clusters of parts that are merged are one, so those of all parts count.
+    """
+    for parts in partitions:
+        labels = [row.cluster for part in parts for row in part.before if row.cluster]
+        if len(set(labels)) < len(labels):
+            return 2
+    return 1
 
 
 def _weightings(part: Part) -> list[list[float]]:

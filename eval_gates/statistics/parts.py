@@ -63,13 +63,22 @@ def split_by_part(before: Answers, after: Answers) -> list[Partition]:
 
 
 def distinct(partitions: Sequence[Partition]) -> list[Partition]:
-    """Return the partitions of several parts, the last of those that split alike."""
-    by_questions = {
-        frozenset(tuple(row.id for row in part.before) for part in parts): parts
+    """Return the partitions of several parts, the last of those with the same questions and scores.
+
+    Abilities have scores of their own.
+    """
+    by_content = {
+        frozenset(
+            tuple(
+                (old.id, old.score, new.score)
+                for old, new in zip(part.before, part.after, strict=True)
+            )
+            for part in parts
+        ): parts
         for parts in partitions
         if len(parts) > 1
     }
-    return list(by_questions.values())
+    return list(by_content.values())
 
 
 def merged(name: str, parts: Sequence[Part]) -> Part:

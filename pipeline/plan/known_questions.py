@@ -50,10 +50,12 @@ class KnownQuestions(Record):
         return cls(questions=number, clusters=number)
 
     @classmethod
-    def of_answers(cls, rows: Sequence[Answer], logged: LoggedAnswers | None) -> KnownQuestions:
+    def of_answers(
+        cls, rows: Sequence[Answer], logged: LoggedAnswers | None, judged_group: str | None
+    ) -> KnownQuestions:
         """Return what recorded answers show of their questions."""
         number = len(group_by_cluster(rows))
-        parts = sizes_of_parts(rows)
+        parts = sizes_of_parts(rows, judged_group)
         return cls(questions=number, clusters=number, logged=logged, parts=parts)
 
     def units(self, suite: AnySuite) -> int | None:
@@ -118,7 +120,8 @@ def lay_out(suite: AnySuite, source: SuiteSource) -> KnownQuestions:
         order = QuestionOrder(source.identity, source.folder, Path(made), remarks)
         questions = kind.known_questions(suite, order)
         apart = judged_apart(kind, suite, questions, files, remarks.note)
-        asked = asked_of(shuffle(apart, QUESTION_SEED), suite.questions)
+        ordered = shuffle(apart, QUESTION_SEED)
+        asked = asked_of(ordered, suite.questions, kind.judged_group)
         logged = kind.logged_answers(suite, asked, order)
     number = source.questions
     if number is None:
@@ -130,14 +133,20 @@ def lay_out(suite: AnySuite, source: SuiteSource) -> KnownQuestions:
         questions=number,
         clusters=clusters,
         logged=logged,
-        parts=sizes_of_parts(asked),
+        parts=sizes_of_parts(asked, kind.judged_group),
         remarks=remarks.texts,
     )
 
 
-def sizes_of_parts(rows: Sequence[Question] | Sequence[Answer]) -> dict[str, int]:
-    """Return the number of questions, or clusters, by part; empty where they have none."""
-    parts = {(row.part, row.cluster or row.id) for row in rows if row.part}
+def sizes_of_parts(
+    rows: Sequence[Question] | Sequence[Answer], judged_group: str | None
+) -> dict[str, int]:
+    """Return the number of questions, or clusters, by part; empty where they have none.
+
+    Those of the `judged_group` count, if there is one.
+    """
+    counted = [row for row in rows if row.part and judged_group in (None, row.group)]
+    parts = {(row.part, row.cluster or row.id) for row in counted}
     return Counter(part for part, _ in parts)
 
 

@@ -98,8 +98,9 @@ class RecordedArm:
         known = {}
         for name, suite in self.policy.suites.items():
             rows = self.evidence.answers(answers_role(self.parameters.side, name))
-            shown = kind_of(suite).recorded_answers(suite, rows)
-            known[name] = KnownQuestions.of_answers(rows, shown)
+            kind = kind_of(suite)
+            shown = kind.recorded_answers(suite, rows)
+            known[name] = KnownQuestions.of_answers(rows, shown, kind.judged_group)
         return known
 
     def without(self, left_out: Sequence[str]) -> RecordedArm:

@@ -26,8 +26,7 @@ def words_on_parts(
     shown = count_seen(comparison, level, [sizes[name] for name in by_size], *fall)
     if not shown:
         return f"none of {len(sizes):,} {named} is in enough {unit} for its loss to be seen"
-    seen = f"the loss of one is seen, more often than not, for {shown:,}"
-    words = f"of {len(sizes):,} {named}, {seen}"
+    words = f"of {len(sizes):,} {named}, the loss of one is mostly seen for {shown:,}"
     hidden = by_size[shown:]
     if not hidden:
         return words

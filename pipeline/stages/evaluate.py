@@ -260,7 +260,8 @@ def round_of(spec: StageSpec, store: Store) -> EvaluationRound:
     # As the judge groups the answers, which have their questions' labels.
     clusters = labels_of(questions) if any(question.cluster for question in questions) else None
     if not parameters.is_again:
-        asked_of(questions, parameters.max_questions)  # refuses to leave out a part
+        group = kind_of(parameters.suite).judged_group
+        asked_of(questions, parameters.max_questions, group)  # refuses to leave out a part
     max_questions = min(parameters.max_questions or len(ids), len(ids))
     baseline: Sequence[Answer] = ()
     can_pass = True

@@ -77,18 +77,17 @@ def find_difference(known: TokenReader, other: TokenReader, marks: Mapping[str, 
 
 
 def _is_altered(text: str, decoded: str, as_known: str) -> bool:
-    """Return whether a decoded text lacks spaces, or has other letters than the file gives.
+    """Return whether a decoded text lacks words or spaces, or has other letters than the file's.
 
-    A vocabulary without capitals, or with few words, alters letters by itself. The first words do
-    not count, since a class may join them to what is before.
+    A vocabulary without capitals, or with few words, alters letters by itself, and may part words.
+    The first words do not count, since a class may join them to what is before.
     """
     written = text.split()[1:]
     words = decoded.split()[1:]
+    known = as_known.split()[1:]
     if words == written:
         return False
-    if "".join(decoded.split()).endswith("".join(written)):
-        return True
-    return "".join(words) != "".join(as_known.split()[1:])
+    return min(len(words), len(known)) < len(written) or "".join(words) != "".join(known)
 
 
 def _different_ids(expected: Sequence[int], ids: Sequence[int]) -> tuple[list[int], ...]:

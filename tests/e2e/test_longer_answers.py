@@ -29,6 +29,7 @@ LOWER = 3.6  # measured: answers have 24 % more tokens
 THINGS = (
     *("cat", "dog", "horse", "bird", "fish", "river", "mountain", "forest", "city", "house"),
     *("garden", "flower", "tree", "car", "train", "ship", "book", "song", "teacher", "farmer"),
+    *("lamp", "bridge", "island", "clock"),
 )
 KINDS = (
     *("small", "big", "old", "young", "red", "blue", "green", "quiet", "loud", "fast", "slow"),
@@ -148,6 +149,7 @@ def judge(
         *("--tokenizer", str(tokenizer), "--policy", str(policy)),
         *("--eval-data", str(data), "--json"),
     )
+    assert answer.returncode in (0, 4, 5), answer.stderr[-3000:]
     (variant,) = json.loads(answer.stdout)["variants"]
     reasons = "\n".join(f"{gate['name']}: {gate['reason']}" for gate in variant["gates"])
     assert answer.returncode == (4 if lower else 0), reasons

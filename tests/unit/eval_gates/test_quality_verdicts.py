@@ -379,7 +379,7 @@ class TestGroups:
                 ]
                 groups = find_lost_groups(TENTH, 0.05, split_by_group(rows, lost))
                 named += f"g{number}" in [group.name for group in groups]
-            assert named >= 10 if number < seen else named <= 34, (number, seen, named)
+            assert named >= 25 if number < seen else named <= 38, (number, seen, named)
 
     def test_the_largest_loss_is_named_first(self) -> None:
         before = [Answer(str(n), "p", 1.0, group=f"g{n % 3}") for n in range(300)]
@@ -484,6 +484,34 @@ class TestGroups:
                     after.append(replace(row, score=score))
             named += bool(find_lost_groups(TENTH, 0.05, split_by_group(before, after)))
         assert named <= 13
+
+    def test_small_parts_are_one_part_of_clusters_of_all_sizes(self) -> None:
+        """Each cluster moves as a whole, and loses the margin on average: 1 of 20 may be named."""
+        draw = np.random.default_rng(6)
+        layout = [("big", 300, 1)]
+        layout += [(f"one {n}", 5, 1) for n in range(60)]
+        layout += [(f"long {n}", 5, 30) for n in range(20)]
+        named = 0
+        for _ in range(60):
+            before, after = [], []
+            for part, clusters, size in layout:
+                for cluster in range(clusters):
+                    is_lost = draw.random() < 0.55
+                    for n in range(size):
+                        label = f"{part}/{cluster}"
+                        row = Answer(f"{label}/{n}", "p", float(is_lost), cluster=label, group=part)
+                        before.append(row)
+                        after.append(replace(row, score=1 - row.score))
+            named += bool(find_lost_groups(TENTH, 0.05, split_by_group(before, after)))
+        assert named <= 8
+
+    def test_a_split_with_scores_of_its_own_is_another_one(self) -> None:
+        """Tools are split as the field does, and their own score is lost."""
+        rows = [Answer(str(n), "p", 1.0, part=f"t{n % 2}") for n in range(200)]
+        kept = [replace(row, score=float(row.part == "t0")) for row in rows]
+        tools = split(rows, kept, lambda row: row.part)
+        (lost,) = find_lost_groups(TENTH, 0.05, [tools, *split_by_part(rows, rows)])
+        assert (lost.name, lost.is_declared) == ("t1", False)
 
     def test_one_split_that_two_keys_name_is_looked_at_once(self) -> None:
         rows = [Answer(str(n), "p", 1.0, group=f"g{n % 2}", part=f"g{n % 2}") for n in range(200)]

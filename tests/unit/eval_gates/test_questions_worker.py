@@ -336,7 +336,13 @@ class TestParts:
 
     @pytest.mark.parametrize(
         ("one", "other"),
-        [("EN", "en"), (1, 1.0), ("1", 1.0), ("fran\u00e7ais", "franc\u0327ais"), ("Ⅳ", "IV")],
+        [
+            ("EN", "en"),
+            (1, 1.0),
+            ("1", 1.0),
+            ("fran\u00e7ais", "franc\u0327ais"),
+            ("pt-BR", "pt_br"),
+        ],
     )
     def test_two_spellings_of_one_name_are_refused(self, one: Any, other: Any) -> None:
         with pytest.raises(EvaluationDataError, match="two spellings") as caught:
@@ -345,10 +351,22 @@ class TestParts:
 
     def test_a_limit_that_leaves_a_part_out_is_refused(self) -> None:
         rows = self.of(*["en", "fr"] * 5, "sw", "ha")
-        assert asked_of(rows, None) == asked_of(rows, 12) == rows
+        assert asked_of(rows, None, None) == asked_of(rows, 12, None) == rows
         with pytest.raises(EvaluationDataError, match="none of the parts ha, sw") as caught:
-            asked_of(rows, 10)
+            asked_of(rows, 10, None)
         assert "raise 'questions'" in caught.value.hint
+
+    def test_a_part_in_questions_of_other_gates_alone_is_refused(self) -> None:
+        """The suite's own gate counts the turns as logged, not those with more tools."""
+        rows = [
+            Question(str(n), str(n), cluster="u", group=group, part=part)
+            for n, (group, part) in enumerate(
+                [("as logged", "en"), ("as logged", "fr"), ("8 tools", "sw")]
+            )
+        ]
+        assert asked_of(rows, None, None) == rows
+        with pytest.raises(EvaluationDataError, match="none of the parts sw"):
+            asked_of(rows, None, "as logged")
 
     def test_copies_that_leave_a_part_out_are_refused(self) -> None:
         data = {FIELDS: {"tongue": "en"}}

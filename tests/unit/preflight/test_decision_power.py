@@ -96,17 +96,16 @@ def test_a_log_in_which_empty_answers_would_do_is_told(empty: float, passes: boo
     [
         (
             {"tool a": 90, "tool b": 60},
-            "of 2 tools that the log calls, the loss of one is seen, more often than not, for 2;",
+            "of 2 tools that the log calls, the loss of one is mostly seen for 2;",
         ),
         (
             {"tool a": 90, "tool c": 2, "tool b": 60, "tool d": 3},
-            "of 4 tools that the log calls, the loss of one is seen, more often than not, for "
-            "2; in too few sessions: tool d in 3, tool c in 2;",
+            "of 4 tools that the log calls, the loss of one is mostly seen for 2; in "
+            "too few sessions: tool d in 3, tool c in 2;",
         ),
         (
             {"tool a": 90, "tool c": 2},
-            "the loss of one is seen, more often than not, for 1; in too few sessions: tool c in "
-            "2;",
+            "the loss of one is mostly seen for 1; in too few sessions: tool c in 2;",
         ),
         ({"tool a": 1, "tool b": 1}, "none of 2 tools that the log calls is in enough sessions"),
     ],

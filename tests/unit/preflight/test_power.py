@@ -200,8 +200,7 @@ def test_values_of_a_field_that_are_too_rare_are_told() -> None:
     policy = Policy.model_validate({"name": "p", "summary": "s", "suites": {"m": suite}})
     known = KnownQuestions(questions=300, clusters=None, parts={"en": 200, "fr": 97, "it": 3})
     (gate,) = policy_power(policy, FP8, {"m": known}, 0.05)
-    told = "of 3 values of 'tongue' (a fall from 30 to 0 %), the loss of one is seen, more often "
-    told += "than not, for 2; "
+    told = "of 3 values of 'tongue' (a fall from 30 to 0 %), the loss of one is mostly seen for 2; "
     assert f"{told}in too few questions: it in 3" in gate.words
     assert "questions (a pass takes all of them);" in gate.words
 

@@ -79,6 +79,8 @@ def test_markdown_shows_it_as_text_of_one_line(text: str) -> None:
 def test_our_own_backticks_mark_commands() -> None:
     assert markdown_with_code("run `a|b *c*` <now>") == "run `a/b *c*` &lt;now\\>"
     assert "<" not in markdown_with_code("one ` <script>")
+    picture = "lost: ``` ![x](http://a.example/x.png) `, and b"
+    assert "![" not in markdown_with_code(picture)  # no code span ends before a run as long
 
 
 @given(FOREIGN)

@@ -14,7 +14,12 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from prepare.errors import StageError
-from recipes.checkpoints.same_tokens import check_same_tokens
+from recipes.checkpoints.same_tokens import (
+    SCRIPTS,
+    SENTENCES,
+    check_same_tokens,
+    marked_text,
+)
 
 SPACE = "\u0120"  # a space, as ByteLevel writes it
 MARKS = ("<|im_start|>", "<|im_end|>")
@@ -106,7 +111,18 @@ def with_a_small_vocabulary() -> Tokenizer:
     return made
 
 
-@pytest.mark.parametrize("make", [uncased, with_a_small_vocabulary])
+def of_a_whole_vocabulary() -> Tokenizer:
+    """It parts full stops from words, and alters no letter."""
+    texts = [*SENTENCES, *SCRIPTS, marked_text([])]
+    split = pre_tokenizers.Whitespace()
+    words = sorted({word for text in texts for word, _ in split.pre_tokenize_str(text)})
+    vocabulary = {word: number for number, word in enumerate(["<unk>", *words])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.pre_tokenizer = split
+    return made
+
+
+@pytest.mark.parametrize("make", [uncased, with_a_small_vocabulary, of_a_whole_vocabulary])
 def test_a_vocabulary_that_alters_letters_itself_is_accepted(
     tmp_path: Path, make: Callable[[], Tokenizer]
 ) -> None:
@@ -114,12 +130,32 @@ def test_a_vocabulary_that_alters_letters_itself_is_accepted(
     check_same_tokens(ReadBy(make()), tmp_path)
 
 
-def test_a_file_that_loses_spaces_itself_is_refused(tmp_path: Path) -> None:
+def with_sentencepiece_decoder(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+def with_accents(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.normalizer = normalizers.Replace("e", "\u00e9")
+    return tokenizer
+
+
+@pytest.mark.parametrize("change", [without_spaces, with_other_decoder, with_sentencepiece_decoder])
+def test_a_file_that_loses_spaces_itself_is_refused(
+    tmp_path: Path, change: Callable[[Tokenizer], Tokenizer]
+) -> None:
     """As one that such a class has saved."""
     file = tmp_path / "tokenizer.json"
-    without_spaces(byte_level()).save(str(file))
+    change(byte_level()).save(str(file))
     with pytest.raises(StageError, match="turns"):
-        check_same_tokens(ReadBy(without_spaces(byte_level())), tmp_path)
+        check_same_tokens(ReadBy(change(byte_level())), tmp_path)
+
+
+def test_a_class_loses_spaces_of_a_file_that_alters_letters(tmp_path: Path) -> None:
+    with_accents(byte_level()).save(str(tmp_path / "tokenizer.json"))
+    check_same_tokens(ReadBy(with_accents(byte_level())), tmp_path)
+    with pytest.raises(StageError, match="turns"):
+        check_same_tokens(ReadBy(with_other_decoder(with_accents(byte_level()))), tmp_path)
 
 
 @pytest.mark.parametrize("change", [same, with_prefix_space])
