@@ -25,7 +25,7 @@ from recipes.schema import ServingProfile
 pytestmark = [pytest.mark.e2e, pytest.mark.of_everything, pytest.mark.timeout(1800)]
 
 PLUGIN = Path(__file__).parent / "longer_answers"
-LOWER = 3.6  # measured: answers have 24 % more tokens
+LOWER = 3.6  # measured: answers have twice as many tokens, some as many as they may
 THINGS = (
     *("cat", "dog", "horse", "bird", "fish", "river", "mountain", "forest", "city", "house"),
     *("garden", "flower", "tree", "car", "train", "ship", "book", "song", "teacher", "farmer"),
@@ -123,7 +123,7 @@ def test_longer_answers_fail_cost_alone(
     assert {name for name, gate in on.items() if gate["verdict"] == "fail"} == {"cost sentences"}
     cost = on["cost sentences"]
     assert cost["verdict"] == "fail"
-    assert cost["tokens"]["ratio"] == pytest.approx(1.25, abs=0.1)
+    assert cost["tokens"]["ratio"] > 1.3  # 1.1 is allowed
 
 
 def judge(
