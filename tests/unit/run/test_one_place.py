@@ -48,6 +48,7 @@ def test_plan_worker_judge_card_verify_and_recheck_follow_the_policy(
     (report,) = made.report.variants
     assert report.gates[0].threshold == -margin
     assert report.speed[0].threshold == minimum
+    assert report.speed[0].note == "measured on a CPU"
     # card and recheck
     folder = made.bundle(ONE)
     card = (folder / CARD).read_text()
