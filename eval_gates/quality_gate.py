@@ -30,7 +30,7 @@ from eval_gates.statistics.assay_sensitivity import (
 )
 from eval_gates.statistics.bound import mean_bounds
 from eval_gates.statistics.comparison import LOST_IN_LARGE_CLUSTERS
-from eval_gates.statistics.looks import Finding, State, min_unchanged_values
+from eval_gates.statistics.looks import Finding, min_unchanged_values
 from eval_gates.statistics.lost_groups import LostGroup, find_doubtful_groups, find_lost_groups
 from eval_gates.statistics.parts import split_by_part
 from eval_gates.stopping import GateRule, look_at
@@ -328,10 +328,8 @@ def judge_scores(finding: Finding, scores: Scores) -> QualityVerdict:
         reason = _describe(finding, f"not inside {comparison.words}", unit)
     elif declared and finding.n == finding.planned:
         verdict = "fail"
-        is_inside = finding.lower > comparison.threshold
-        inside = "inside" if is_inside else "not shown to be inside"
-        state: State = "pass" if is_inside else "open"
-        reason = _describe(finding, f"{inside} {comparison.words}", unit, state)
+        inside = "inside" if finding.lower > comparison.threshold else "not shown to be inside"
+        reason = _describe(finding, f"{inside} {comparison.words}", unit)
         reason += f"; of the parts that the policy names, {_describe_lost(declared, unit)}"
         if insensitive:
             reason += "; the gate on the mean is insensitive"
@@ -381,8 +379,9 @@ def judge_scores(finding: Finding, scores: Scores) -> QualityVerdict:
     return QualityVerdict(verdict, reason, suspicious)
 
 
-def _describe(finding: Finding, margin: str, unit: str, state: State | None = None) -> str:
-    state = state or ("pass" if finding.is_inside else finding.state)
+def _describe(finding: Finding, margin: str, unit: str) -> str:
+    # An insensitive gate is open where the bound is inside.
+    state = "pass" if finding.lower > finding.comparison.threshold else finding.state
     shown = {
         "pass": f"the drop is at most {_points(max(0.0, -finding.lower))}, {margin}",
         "fail": f"the drop is at least {_points(-finding.upper)}, {margin}",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eval_gates.clusters import labels_of, whole_end
-from eval_gates.rows import PROMPT_DIGEST, Question, digest_document
+from eval_gates.rows import PROMPT_DIGEST, Question, digest_document, of_group
 from eval_gates.suites.json_lines import FIELDS, read_rows
 from eval_gates.suites.suite_kind import SuiteKind
 from prepare.errors import EvaluationDataError
@@ -50,7 +50,7 @@ def judged_apart(
     apart = without_copies(questions, note, place, may_repeat=kind.may_repeat)
     judged = _with_judged_clusters(apart, kind.judged_group, note)
     cure = "name parts that are no copies of others"
-    counted = [one for one in judged if kind.judged_group in (None, one.group)]
+    counted = of_group(judged, kind.judged_group)
     check_parts(questions, counted, "without copies the questions have", cure)
     return judged
 
@@ -216,7 +216,7 @@ def asked_of(questions: Questions, limit: int | None, judged_group: str | None) 
     """
     end = min(limit or len(questions), len(questions))
     asked = questions[: whole_end(labels_of(questions), end)]
-    counted = [one for one in asked if judged_group in (None, one.group)]
+    counted = of_group(asked, judged_group)
     whose = f"the {limit} questions that are asked have"
     check_parts(questions, counted, whose, "raise 'questions'")
     return asked
@@ -238,15 +238,14 @@ def check_parts(questions: Questions, kept: Questions, whose: str, cure: str) ->
 def _values_of(questions: Questions, field: str, key: str, tells: str) -> list[Any]:
     """Return each question's value of a field that a policy's key names."""
     values = []
-    known = {name for question in questions for name in question.data.get(FIELDS, ())}
     for question in questions:
-        fields = question.data.get(FIELDS, question.to_row())
+        fields = question.data[FIELDS] if FIELDS in question.data else question.to_row()
         if field not in fields:
             raise EvaluationDataError(
                 f"the questions have no field '{field}' that would say {tells}",
                 where=f"policy key '{key}', question {question.id}",
-                hint=f"fields are: {', '.join(sorted(known | fields.keys()))}; each question needs "
-                "it, also those that the suite adds",
+                hint=f"this question's fields are: {', '.join(sorted(fields)) or 'none'}; each "
+                "question needs it, also those that the suite adds",
             )
         if fields[field] is None:
             raise EvaluationDataError(

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -250,3 +250,11 @@ def choose(values: Sequence[float]) -> int:
 def unwrap(values: list[Any]) -> Any:
     """Return the only value itself, or several as a list."""
     return values[0] if len(values) == 1 else values
+
+
+Row = TypeVar("Row", bound=Question | Answer)
+
+
+def of_group(rows: Sequence[Row], group: str | None) -> list[Row]:
+    """Return the rows of that group, which a gate counts; None is all groups."""
+    return [row for row in rows if group in (None, row.group)]

@@ -13,7 +13,7 @@ from itertools import accumulate, groupby
 from pydantic import Field, TypeAdapter
 
 from eval_gates.clusters import group_by_cluster, means, whole_end
-from eval_gates.rows import Answer
+from eval_gates.rows import Answer, of_group
 from eval_gates.statistics.assay_sensitivity import own_gains
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.looks import Finding, findings, first_decided, planned_looks
@@ -45,9 +45,7 @@ class GateRule(Record):
 
     def counted(self, rows: Answers) -> Answers:
         """Return the answers that the gate counts: others are of a suite's further gates."""
-        if self.group is None:
-            return rows
-        return [row for row in rows if row.group == self.group]
+        return of_group(rows, self.group)
 
 
 def look_at(

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from eval_gates.clusters import group_by_cluster
 from eval_gates.question_set import asked_of, judged_apart, shuffle
-from eval_gates.rows import Answer, Question
+from eval_gates.rows import Answer, Question, of_group
 from eval_gates.suites.sources import SuiteSource
 from eval_gates.suites.suite_kind import LoggedAnswers, QuestionOrder, kind_of
 from pipeline.stages.questions import QUESTION_SEED, QUESTIONS
@@ -145,8 +145,8 @@ def sizes_of_parts(
 
     Those of the `judged_group` count, if there is one.
     """
-    counted = [row for row in rows if row.part and judged_group in (None, row.group)]
-    parts = {(row.part, row.cluster or row.id) for row in counted}
+    counted = of_group(rows, judged_group)
+    parts = {(row.part, row.cluster or row.id) for row in counted if row.part}
     return Counter(part for part, _ in parts)
 
 

@@ -236,6 +236,7 @@ def make(folder: Path, texts: Path) -> None:
     for name, model in models.items():
         model.to(torch.bfloat16).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
+    read_as_written(folder / "qwen2")
     for name, (place, pixels, tokens) in PROCESSORS.items():
         of_images.chat_template = TEMPLATE.replace("PLACE", place)
         of_images.save_pretrained(folder / name)
@@ -267,6 +268,13 @@ def name_as_published(file: Path) -> None:
     own, published = "vision_tower.", "vision_tower.vision_model."
     renamed = {name.replace(own, published): its for name, its in load_file(file).items()}
     save_file(renamed, file, metadata={"format": "pt"})
+
+
+def read_as_written(folder: Path) -> None:
+    """Keep transformers from reading the file by the class of the model, which splits otherwise."""
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    file.write_text(json.dumps(config))
 
 
 def trained_tokenizer(texts: Path, *, sees: bool = False) -> Any:

@@ -30,7 +30,6 @@ from eval_gates.statistics.assay_sensitivity import check_sensitivities, insensi
 from eval_gates.statistics.bound import mean_bounds
 from eval_gates.statistics.comparison import Comparison
 from eval_gates.statistics.lost_groups import (
-    count_seen,
     count_shown,
     find_doubtful_groups,
     find_lost_groups,
@@ -38,6 +37,7 @@ from eval_gates.statistics.lost_groups import (
 from eval_gates.statistics.parts import split, split_by_group, split_by_part
 from eval_gates.stopping import GateRule, StoppingPlan
 from eval_gates.suites.mmlu import Mmlu
+from pipeline.preflight.seen_parts import count_seen
 from recipes.policy import AnySuite, Margin
 from recipes.schema import Family
 
