@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from eval_gates.ask import Client, RefusedError, Request, UnansweredError
@@ -14,11 +15,12 @@ from recipes.checkpoints.same_tokens import (
     SCRIPTS,
     SENTENCES,
     TokenReader,
+    cure_in,
     find_difference,
     marked_text,
     reader_of,
 )
-from recipes.checkpoints.tokenizer_file import CURE, TOKENIZER_CONFIG
+from recipes.checkpoints.tokenizer_file import TOKENIZER_CONFIG
 
 TIMEOUT_S = 300.0
 SHOWN = 8  # tokens
@@ -67,7 +69,9 @@ def check_server_tokens(
         raise StageError(
             f"{fault}: the model is asked other text than is meant",
             where=place if is_own else f"{spec['url']}; {place}",
-            hint=CURE if is_own else "give --tokenizer the tokenizer that the endpoint serves",
+            hint=cure_in(Path(spec["tokenizer"]))
+            if is_own
+            else "give --tokenizer the tokenizer that the endpoint serves",
         )
 
 

@@ -34,6 +34,7 @@ from pipeline.preflight.machine import (
 )
 from pipeline.preflight.memory import SMALL_FILES_BYTES, Division, Gpus, Model, variants_of
 from pipeline.preflight.suitability import (
+    find_expert_fault,
     find_loading_fault,
     find_making_faults,
     find_serving_fault,
@@ -208,6 +209,7 @@ class Preflight:
 
     def _of_files(self) -> Iterator[PrepareError | None]:
         source = self.source
+        features = self.choices.node.cpu_features
         yield from checkpoint_faults(
             source,
             self.profile,
@@ -216,8 +218,10 @@ class Preflight:
         )
         if not describes_other_weights(source):
             yield find_loading_fault(source, self.profile)
+            yield find_expert_fault(source, self.profile, features)
         for name, header in self.adopted.items():
             yield find_loading_fault(header, self.profile, name)
+            yield find_expert_fault(header, self.profile, features, name)
         for recipe in self._to_make:
             yield from calibration_faults(recipe, source.generation)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from prepare.errors import PrepareError, UsageError
+from prepare.errors import PrepareError, UsageError, VerificationError
 from recipes.catalog import BASELINE
 from recipes.checkpoints.checkpoint import Checkpoint
 from recipes.checkpoints.ignore_list import decoder_layers
@@ -28,7 +28,10 @@ from recipes.module_lists import is_listed, to_expression
 from recipes.quantizers.preset import WithOtherSchemes
 from recipes.schema import Recipe, ServingProfile
 from recipes.weight_format import WeightFormat
-from recipes.weights.stored_formats import quantization_config
+from recipes.weights.layouts import NotComparableError
+from recipes.weights.stored_formats import quantization_config, stored_formats
+
+QUANTIZED_TYPES = ("F8_E4M3", "I8", "I32", "U8")  # a weight's, in safetensors
 
 
 def find_loading_fault(
@@ -135,19 +138,59 @@ def find_serving_fault(
 
     `features` are the CPU's.
     """
-    if profile.accelerator != "cpu":
+    forms = {tensor.name: tensor.form for tensor in weights.tensors if tensor.form is not None}
+    name, lack = _lacking_expert(forms, profile, features)
+    if not lack:
         return None
-    for tensor in weights.tensors:
-        if tensor.form is None or not is_expert(tensor.name):
-            continue
-        lack = find_engine(profile.engine).lacks_experts(features)
-        if lack:
-            return UsageError(
-                f"'{recipe.name}' would quantize experts such as '{tensor.name}', and {lack}",
-                where=f"--recipe {recipe.name}; profile {profile.name}, key accelerator",
-                hint="leave the recipe out, or run on a machine with a GPU or with AMX",
-            )
-    return None
+    return UsageError(
+        f"'{recipe.name}' would quantize experts such as '{name}', and {lack}",
+        where=f"--recipe {recipe.name}; profile {profile.name}, key accelerator",
+        hint="leave the recipe out, or experts by its quantization.ignore; or run on a machine "
+        "with a GPU (with AMX, for int8-w8a8)",
+    )
+
+
+def find_expert_fault(
+    model: Checkpoint, profile: ServingProfile, features: Collection[str], variant: str = ""
+) -> PrepareError | None:
+    """Return why the engine cannot serve the experts that others quantized.
+
+    `variant` is empty for the baseline, `features` are the CPU's.
+    """
+    config = quantization_config(model.config, model.quantizer or {})
+    try:
+        formats = stored_formats(config, model.where)
+    except (NotComparableError, VerificationError):
+        return None  # unquantized; or the stages tell
+    forms = {
+        name: form
+        for name, tensor in model.tensors.items()
+        if tensor.dtype in QUANTIZED_TYPES
+        and (form := formats.of(name.rpartition(".")[0])) is not None
+    }
+    name, lack = _lacking_expert(forms, profile, features)
+    if not lack:
+        return None
+    cure = "leave the variant out" if variant else "start from the 16-bit checkpoint"
+    return UsageError(
+        f"'{variant or BASELINE}' cannot be served as on a GPU: '{name}' is of a quantized expert, "
+        f"and {lack}",
+        where=f"{model.where}, key quantization_config; profile {profile.name}, key accelerator",
+        hint=f"{cure}; or run on a machine with a GPU",
+    )
+
+
+def _lacking_expert(
+    forms: Mapping[str, WeightFormat], profile: ServingProfile, features: Collection[str]
+) -> tuple[str, str]:
+    """Return the first expert's tensor that the engine lacks on such a CPU, and why, or ''."""
+    if profile.accelerator != "cpu":
+        return "", ""
+    engine = find_engine(profile.engine)
+    for name, form in forms.items():
+        if is_expert(name) and (lack := engine.lacks_experts(form, features)):
+            return name, lack
+    return "", ""
 
 
 def is_expert(name: str) -> bool:

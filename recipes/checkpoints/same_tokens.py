@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from prepare.errors import StageError
-from recipes.checkpoints.tokenizer_file import CURE, TOKENIZER, TOKENIZER_CONFIG
+from recipes.checkpoints.folder import CONFIG
+from recipes.checkpoints.tokenizer_file import (
+    CURE,
+    OWN_CLASS_CURE,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    TYPES_BY_OWN_CLASS,
+)
+from recipes.checkpoints.weight_files import read_json
 
 # Without spaces at the start or before a full stop, which classes may add or remove.
 SENTENCES = (
@@ -130,5 +138,11 @@ def check_same_tokens(tokenizer: Any, folder: Path) -> None:
         raise StageError(
             f"{fault}: the model would see other text than it was trained on",
             where=f"{folder / TOKENIZER_CONFIG}, key tokenizer_class; {file}",
-            hint=CURE,
+            hint=cure_in(folder),
         )
+
+
+def cure_in(folder: Path) -> str:
+    """Return what makes the libraries read a folder's tokenizer.json as it is."""
+    config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    return OWN_CLASS_CURE if config.get("model_type") in TYPES_BY_OWN_CLASS else CURE

@@ -50,9 +50,19 @@ TYPES_BY_NAMED_CLASS = (
     "qwen3 qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe seed_oss smollm3 solar_open starcoder2 "
     "zamba zamba2"
 )
+# And for these it loads its own class, with any that the checkpoint names.
+TYPES_BY_OWN_CLASS = ("qwen2",)
 CURE = (
     'set "tokenizer_class": "PreTrainedTokenizerFast" in a copy\'s tokenizer_config.json, which '
     "reads tokenizer.json as it is"
+)
+OWN_CLASS_CURE = (
+    "transformers loads that class for this model type, also where tokenizer_config.json names "
+    "another. If the model was trained with it, save the tokenizer again by its save_pretrained(). "
+    "Otherwise make a copy with a file as_written.py of two lines, 'import transformers' and "
+    "'class AsWritten(transformers.PreTrainedTokenizerFast): pass', and with the key "
+    '"auto_map": {"AutoTokenizer": [null, "as_written.AsWritten"]} in tokenizer_config.json; '
+    "then give --trust-remote-code"
 )
 
 

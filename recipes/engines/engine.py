@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from recipes.weight_format import WeightFormat
+
 
 @dataclass(frozen=True)
 class LaunchSpec:
@@ -161,8 +163,8 @@ class Engine(Protocol):
         """Return why it cannot draft with weights of this `quantization_config`, or ''."""
         return ""
 
-    def lacks_experts(self, features: Collection[str]) -> str:
-        """Return why it serves no quantized experts on such a CPU, or ''."""
+    def lacks_experts(self, form: WeightFormat, features: Collection[str]) -> str:
+        """Return why it serves no experts of this format on such a CPU as a GPU does, or ''."""
         return ""
 
     def speculative_arguments(self, settings: Mapping[str, Any], draft: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from recipes.engines.engine import (
     LaunchSpec,
     options,
 )
+from recipes.weight_format import WeightFormat
 
 # What attention of the CUDA build of 0.33 takes on an H100; `make test-cuda-build` asks again.
 HOPPER = 9.0  # compute capability
@@ -327,11 +328,17 @@ class Vllm(Engine):
             return "vLLM loads no draft model whose modules have several formats (its issue 49893)"
         return ""
 
-    def lacks_experts(self, features: Collection[str]) -> str:
-        # From fused_moe/experts/cpu_moe.py of 0.32: integers, FP8 and MXFP4 alike.
+    def lacks_experts(self, form: WeightFormat, features: Collection[str]) -> str:
+        # From fused_moe/experts/cpu_moe.py of 0.32, and by trial of every recipe on a CPU with AMX.
         if "amx" not in features:
             return "vLLM serves no quantized experts on a CPU without AMX"
-        return ""
+        is_dynamic_int8 = form.name == "int-quantized" and not form.static_input
+        if is_dynamic_int8 and form.strategy == "channel":
+            return ""
+        if form.block:  # fused_experts_cpu's FP8_W8A16
+            return "on a CPU vLLM leaves the activations of such experts in 16 bits"
+        # Its kernel for 4 bits quantizes activations to 8 (INT4_W4A8), and crashed where tried.
+        return f"vLLM has no such experts on a CPU as on a GPU ({form.label})"
 
     def speculative_arguments(self, settings: Mapping[str, Any], draft: str) -> dict[str, str]:
         told = {name: value for name, value in settings.items() if name != "model"}

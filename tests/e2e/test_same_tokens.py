@@ -38,6 +38,21 @@ except StageError as error:
 print("RESULT " + json.dumps({"notes": notes, "error": found}))
 """
 
+LOAD = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from eval_gates.model_tokenizer import Tokenizer
+from prepare.errors import StageError
+
+found = {}
+try:
+    Tokenizer.load(sys.argv[3], {}, trust=True)
+except StageError as error:
+    found = error.to_dict()
+print("RESULT " + json.dumps(found))
+"""
+AS_WRITTEN = "import transformers\nclass AsWritten(transformers.PreTrainedTokenizerFast): pass\n"
+
 
 @pytest.fixture
 def changed(demo_model: Path, tmp_path: Path) -> Callable[..., Path]:
@@ -78,6 +93,37 @@ def test_a_class_that_loses_spaces(changed: Callable[..., Path], tmp_path: Path,
     for fault in faults:
         assert "key tokenizer_class" in fault.where
         assert fault.hint
+
+
+@pytest.mark.parametrize(
+    ("model_type", "named", "cure"),
+    [
+        ("llama", "LlamaTokenizerFast", {"tokenizer_class": "PreTrainedTokenizerFast"}),
+        (
+            *("qwen2", "PreTrainedTokenizerFast"),
+            {"auto_map": {"AutoTokenizer": [None, "as_written.AsWritten"]}},
+        ),
+    ],
+)
+def test_the_hint_makes_the_class_read_the_file(
+    changed: Callable[..., Path],
+    tmp_path: Path,
+    model_type: str,
+    named: str,
+    cure: dict[str, object],
+) -> None:
+    folder = changed("config.json", model_type=model_type)
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text()) | {"tokenizer_class": named}
+    file.write_text(json.dumps(config))
+    fault = run_in_evaluate(LOAD, tmp_path, str(folder))
+    for key, value in cure.items():
+        assert f'"{key}": {json.dumps(value)}' in fault["hint"]
+    (folder / "as_written.py").write_text(AS_WRITTEN)
+    for line in AS_WRITTEN.splitlines() if "auto_map" in cure else ():
+        assert f"'{line}'" in fault["hint"]
+    file.write_text(json.dumps(config | cure))
+    assert run_in_evaluate(LOAD, tmp_path, str(folder)) == {}
 
 
 def test_a_file_that_no_class_loads(changed: Callable[..., Path], tmp_path: Path) -> None:

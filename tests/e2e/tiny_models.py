@@ -80,6 +80,7 @@ def make(folder: Path, texts: Path) -> None:
     """Write the models."""
     import torch
     from transformers import (
+        AutoTokenizer,
         Gemma2Config,
         Gemma2ForCausalLM,
         Gemma3Config,
@@ -236,7 +237,8 @@ def make(folder: Path, texts: Path) -> None:
     for name, model in models.items():
         model.to(torch.bfloat16).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-    read_as_written(folder / "qwen2")
+    # Its class splits text by its own rule, so the file is saved as the class reads.
+    AutoTokenizer.from_pretrained(folder / "qwen2").save_pretrained(folder / "qwen2")
     for name, (place, pixels, tokens) in PROCESSORS.items():
         of_images.chat_template = TEMPLATE.replace("PLACE", place)
         of_images.save_pretrained(folder / name)
@@ -268,13 +270,6 @@ def name_as_published(file: Path) -> None:
     own, published = "vision_tower.", "vision_tower.vision_model."
     renamed = {name.replace(own, published): its for name, its in load_file(file).items()}
     save_file(renamed, file, metadata={"format": "pt"})
-
-
-def read_as_written(folder: Path) -> None:
-    """Keep transformers from reading the file by the class of the model, which splits otherwise."""
-    file = folder / "tokenizer_config.json"
-    config = json.loads(file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
-    file.write_text(json.dumps(config))
 
 
 def trained_tokenizer(texts: Path, *, sees: bool = False) -> Any:

@@ -267,7 +267,7 @@ def source(config: dict[str, Any], shapes: Shapes, dtype: str = "BF16") -> Check
     tensors, position = {}, 0
     for name, shape in shapes.items():
         stored = "U8" if name.endswith(("_blocks", "_scales")) else dtype
-        size = {"U8": 1, "F8_E4M3": 1, "BF16": 2, "F32": 4}[stored]
+        size = {"U8": 1, "I8": 1, "F8_E4M3": 1, "BF16": 2, "F32": 4}[stored]
         end = position + size * math.prod(shape)
         tensors[name] = TensorEntry(stored, shape, position, end)
         position = end

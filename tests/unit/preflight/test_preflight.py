@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from pipeline.plan.serving_profile import check_processor
 from pipeline.preflight.checkpoint_faults import find_missing_matrix
 from pipeline.preflight.machine import Machine
 from pipeline.preflight.preflight import Preflight
-from pipeline.preflight.suitability import find_drafting_fault
+from pipeline.preflight.suitability import find_drafting_fault, find_expert_fault
 from pipeline.preflight.survey import line
 from pipeline.run.model import run_model
 from pipeline.run.plan_report import forecast
@@ -330,17 +331,83 @@ def test_every_recipe_suits_large_models(name: str) -> None:
     for config, shapes in ((LLAMA_3_8B, dense), (MIXTRAL_8X22B, mixtral)):
         recipe = catalog.load_recipe(name)
         if recipe.suits(config["architectures"][0]):
-            assert preflight(config, recipes=(name,), shapes=shapes(config)).faults() == []
+            made = preflight(
+                *(config, replace(H100, gpus=8)),
+                **{"profile": "h100", "recipes": (name,), "shapes": shapes(config)},
+                **{"tensor-parallel-size": 8},
+            )
+            assert made.faults() == []
 
 
-@pytest.mark.parametrize("name", [AWQ, "fp8-dynamic", "fp8-block", "int8-w8a8", "mxfp4"])
-def test_quantized_experts_need_amx(name: str) -> None:
+AVX512 = ("avx2", "avx512f")
+EVERY_CPU = pytest.mark.parametrize(
+    ("features", "served"), [(AVX512, frozenset[str]()), (FEATURES, frozenset({"int8-w8a8"}))]
+)
+
+
+def on_cpu(made: Preflight, features: tuple[str, ...]) -> Preflight:
+    node = made.choices.node.model_copy(update={"cpu_features": features})
+    return replace(made, choices=replace(made.choices, node=node))
+
+
+@EVERY_CPU
+@pytest.mark.parametrize("name", [AWQ, GPTQ, FP8, "fp8-block", "int8-w8a8", "mxfp4", "nvfp4a16"])
+def test_quantized_experts_on_a_cpu(
+    name: str, features: tuple[str, ...], served: frozenset[str]
+) -> None:
+    """A GPU serves them all; a CPU with AMX serves those in 8-bit integers as a GPU does."""
     made = preflight(MIXTRAL_8X22B, recipes=(name,), shapes=mixtral(MIXTRAL_8X22B))
-    node = made.choices.node.model_copy(update={"cpu_features": ("avx2", "avx512f")})
-    (fault,) = replace(made, choices=replace(made.choices, node=node)).faults()
-    assert fault.exit_code == ExitCode.USAGE
-    assert fault.where == f"--recipe {name}; profile cpu, key accelerator"
-    assert made.faults() == []
+    faults = on_cpu(made, features).faults()
+    wheres = [] if name in served else [f"--recipe {name}; profile cpu, key accelerator"]
+    assert [fault.where for fault in faults] == wheres
+    assert all(fault.exit_code == ExitCode.USAGE for fault in faults)
+
+
+FP8_BLOCKS = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+}
+INT8_ROWS = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "shapes", "dtype", "served"),
+    [
+        (MIXTRAL_8X22B, mixtral, "BF16", {AVX512, FEATURES}),
+        (LLAMA_3_8B | {"quantization_config": FP8_BLOCKS}, dense, "F8_E4M3", {AVX512, FEATURES}),
+        (MIXTRAL_8X22B | {"quantization_config": FP8_BLOCKS}, mixtral, "F8_E4M3", set[Any]()),
+        (MIXTRAL_8X22B | {"quantization_config": INT8_ROWS}, mixtral, "I8", {FEATURES}),
+    ],
+)
+def test_experts_that_others_quantized(
+    config: dict[str, Any],
+    shapes: Callable[[dict[str, Any]], Shapes],
+    dtype: str,
+    served: set[tuple[str, ...]],
+) -> None:
+    """As a baseline, or as a variant: a CPU would leave FP8 experts' activations in 16 bits."""
+    model = source(config, shapes(config), dtype)
+    on_a_gpu = catalog.load_profile("h100")
+    profile = catalog.load_profile("cpu")
+    for features in (AVX512, FEATURES):
+        assert find_expert_fault(model, on_a_gpu, features) is None
+        for variant in ("", "theirs"):
+            fault = find_expert_fault(model, profile, features, variant)
+            assert (fault is None) == (features in served)
+            if fault is not None:
+                assert f"'{variant or catalog.BASELINE}'" in fault.message
+                assert "experts" in fault.message
+                assert model.where in fault.where
 
 
 def test_a_very_large_model_takes_seconds() -> None:
