@@ -156,6 +156,11 @@ class GateResult(Record):
         return self.verdict != "skipped" and self.lost_too_much
 
     @property
+    def sign(self) -> str:
+        """Where the bound must be, before its figure."""
+        return ">" if self.direction == "above" else "<"
+
+    @property
     def shown_verdict(self) -> str:
         """The verdict for a table."""
         return self.verdict if self.decides else DECIDES_NOTHING
@@ -186,9 +191,8 @@ class GateResult(Record):
         before, after = self.show_sides(places)
         number, _, unit = before.partition(" ")
         is_one_unit = bool(unit) and after.endswith(f" {unit}")
-        sign = ">" if self.direction == "above" else "<"
-        bound = "" if self.bound is None else f"{sign} {self._show_limit(self.bound, places)}"
-        needed = f"{sign} {self._show_limit(self.threshold, places)}" if self.margin else ""
+        bound = "" if self.bound is None else f"{self.sign} {self._show_limit(self.bound, places)}"
+        needed = f"{self.sign} {self._show_limit(self.threshold, places)}" if self.margin else ""
         if self.kept is not None:
             bound = format_percent(self.kept, 1)
             needed = self.margin
@@ -224,8 +228,7 @@ class GateResult(Record):
             return f"{format_percent(self.kept, 1)} of the baseline, {margin}"
         if self.bound is None:
             return margin
-        sign = ">" if self.direction == "above" else "<"
-        return f"{sign} {show(self.bound, self.scale, places)}, {margin}"
+        return f"{self.sign} {show(self.bound, self.scale, places)}, {margin}"
 
     def show_difference(self, places: int = 2) -> str:
         """Return the estimate with bound and margin."""

@@ -46,6 +46,14 @@ def test_a_margin_is_told_in_the_gates_unit() -> None:
     assert speed_gate_report().show_bound().endswith("at least 1")
 
 
+@pytest.mark.parametrize(("direction", "sign"), [("above", ">"), ("below", "<")])
+def test_a_bound_has_the_sign_of_where_it_must_be(direction: str, sign: str) -> None:
+    gate = gate_report(direction=direction)
+    cells = gate.cells()
+    assert [cells[name].split()[0] for name in ("bound", "needed")] == [sign, sign]
+    assert f"({sign} " in gate.show_difference()
+
+
 def test_lost_conversations_are_told_in_tokens() -> None:
     gate = gate_report(
         name="logs",
