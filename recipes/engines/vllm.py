@@ -126,7 +126,8 @@ HINTS: tuple[tuple[str, str], ...] = (
         "what this machine can serve; leave the recipe out, or use another machine",
     ),
     (
-        r"[Ff]ailed to find a kernel that can implement|No (compatible|suitable) .*kernel",
+        r"[Ff]ailed to find a kernel that can implement|No (compatible|suitable) .*kernel|"
+        r"(No|Unsupported) \w+ MoE backend",
         "the engine has no kernel for such weights on this machine: leave the recipe out; "
         "`prepare doctor --profile NAME` lists the recipes that it can serve",
     ),

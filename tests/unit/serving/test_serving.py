@@ -130,6 +130,13 @@ LOGS = [
         "NotImplementedError: FP8 KV cache on CPU requires x86 with AVX-512 or AMX.",
         "kv_cache_dtype: auto",
     ),
+    *(
+        (f"{ENGINE}{what}\n{DEAD}", what, "no kernel for such weights")
+        for what in (
+            "NotImplementedError: No WNA16 MoE backend supports the deployment configuration.",
+            "ValueError: Unsupported FP8 MoE backend: NONE",
+        )
+    ),
     # A worker that a signal ended, before what its end led to.
     *(
         (
