@@ -212,6 +212,10 @@ FORGERIES: dict[str, tuple[Forge, str]] = {
         lambda folder: shutil.rmtree(stage_folder(folder, "sanity", "baseline")),
         "is missing",
     ),
+    "the stage 'judge' left out": (
+        lambda folder: shutil.rmtree(stage_folder(folder, "judge")),
+        "judge: stages/judge/",
+    ),
     "answers that suit are picked": (
         answers(lambda lines: [each for n, each in enumerate(lines) if n % 3], "baseline", RECIPE),
         "its answers are not those to the first of the questions",
