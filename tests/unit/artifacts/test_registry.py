@@ -127,6 +127,12 @@ class TestFiles:
         (tmp_path / "registry.db").write_text("hello, I am not a database" * 99)
         self.refused(f"sqlite:///{tmp_path / 'registry.db'}", tmp_path)
 
+    def test_a_file_where_the_folder_should_be(self, tmp_path: Path) -> None:
+        """Seen before anything runs, although no registry is there yet."""
+        (tmp_path / "folder").write_text("a file")
+        error = self.refused(f"sqlite:///{tmp_path / 'folder' / 'registry.db'}", tmp_path)
+        assert f"{tmp_path / 'folder'} is not a folder" in error.message
+
     def test_a_named_pipe(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "registry.db")
         began = time.monotonic()
