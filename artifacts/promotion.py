@@ -11,7 +11,17 @@ from artifacts.candidate import Candidate, PromotionRequest, find_candidate
 from artifacts.deployable import Deployable
 from artifacts.evidence.verify import check_run, find_missing
 from artifacts.registrations import Registration, note_registration
-from artifacts.registry import EVIDENCE_TAG, TUPLE_TAG, Cause, Move, Registered, Registry, who_am_i
+from artifacts.registry import (
+    EVIDENCE_TAG,
+    TUPLE_TAG,
+    Cause,
+    Move,
+    Registered,
+    Registry,
+    check_alias,
+    check_name,
+    who_am_i,
+)
 from artifacts.run_record import RunReport, VariantReport
 from artifacts.version_folder import has_files, make_version
 from prepare.errors import RegistryError, StoreError, UsageError, did_you_mean
@@ -41,6 +51,10 @@ def promote_run(
 
     `prepare gc` waits, or the files could go before the alias names them.
     """
+    if request.name is not None:
+        check_name(request.name)
+    if request.alias is not None:
+        check_alias(request.alias)
     with store.in_use(progress.note):
         return _promote_checked(run, store, request, progress)
 

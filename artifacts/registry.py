@@ -28,6 +28,7 @@ from prepare.escape import clip
 from prepare.own_command import own_command
 from prepare.record import Record
 from prepare.untrusted import parse_record
+from recipes.policy import find_alias_fault
 
 TUPLE_TAG = "prepare.tuple"
 WEIGHTS_TAG = "prepare.weights"
@@ -442,6 +443,22 @@ class Registry:
         ]
         notes.sort(key=lambda note: (note[1].number, note[1].when))
         return Registered(stored.aliases, tuple(versions), tuple(notes))
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError for a name that no registry takes."""
+    if not name.strip() or any(letter in name for letter in "/:@"):
+        raise UsageError(
+            f"'{name}' cannot be a name in the registry",
+            where="--name",
+            hint="give a name without '/', ':' and '@'",
+        )
+
+
+def check_alias(alias: str) -> None:
+    """Raise UsageError for an alias that no registry takes."""
+    if fault := find_alias_fault(alias):
+        raise UsageError(fault, where="--alias", hint="give another alias, such as 'candidate'")
 
 
 def who_am_i() -> str:

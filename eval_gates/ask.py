@@ -406,7 +406,7 @@ class Client:
             raise StageError(
                 f"{len(too_long)} of {len(lengths)} questions are too long: with the answer, the "
                 f"longest has {max(too_long)} tokens, and {self.max_length} fit",
-                hint="raise max-model-len in the profile, or lower num_fewshot or max_tokens in "
+                hint="serve more tokens (max-model-len), or lower num_fewshot or max_tokens in "
                 "the policy",
             )
 

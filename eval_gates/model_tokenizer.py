@@ -66,7 +66,8 @@ class Tokenizer:
             roles = ", ".join(dict.fromkeys(str(message.get("role")) for message in messages))
             raise StageError(
                 f"the chat template refuses messages of {roles}: {error}"[:300],
-                hint="take 'prompt_format: completion' for this suite, or another template",
+                hint="take 'prompt_format: completion' for this suite, without 'guided' and "
+                "'form: server', or another template",
             ) from error
         return prompt
 

@@ -247,6 +247,16 @@ _ALIAS = re.compile(r"(?![vV]?\d+$)[A-Za-z0-9_][A-Za-z0-9_-]{0,127}")
 _TAKEN = ("latest", "main", "HEAD", "prepare-history")
 
 
+def find_alias_fault(alias: str) -> str:
+    """Return why a registry cannot have such an alias, or ''."""
+    if _ALIAS.fullmatch(alias) and alias not in _TAKEN:
+        return ""
+    return (
+        f"'{alias}' cannot be an alias: letters, digits, '_' and '-' (not at the beginning), 128 "
+        f"at most; not a version's number, and none of {', '.join(_TAKEN)}"
+    )
+
+
 class PromotionRule(ConfigModel):
     """Alias to move, and choice among several variants that pass."""
 
@@ -261,12 +271,8 @@ class PromotionRule(ConfigModel):
     @field_validator("alias", "previous_alias")
     @classmethod
     def _every_registry_has_it(cls, alias: str) -> str:
-        if not _ALIAS.fullmatch(alias) or alias in _TAKEN:
-            raise ValueError(
-                f"'{alias}' cannot be an alias: letters, digits, '_' and '-' (not at the "
-                "beginning), 128 at most; not a version's number, and none of "
-                f"{', '.join(_TAKEN)}"
-            )
+        if fault := find_alias_fault(alias):
+            raise ValueError(fault)
         return alias
 
     @model_validator(mode="after")

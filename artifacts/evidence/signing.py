@@ -118,7 +118,9 @@ def check_with_key(folder: Path, public_key: Path) -> None:
         raise EvidenceError(
             "the folder is not signed, or its signature was removed",
             where=str(signature),
-            hint="without --public-key no signature is checked, only that everything is consistent",
+            hint="promote it again with --sign; without a public key (--public-key, "
+            "PREPARE_PUBLIC_KEY, or signing.public_key in the settings) only its consistency is "
+            "checked",
         )
     with raise_as(EvidenceError, "the signature cannot be read", signature):
         open_regular(signature, SIGNATURE_BYTES).close()

@@ -206,10 +206,14 @@ class PresetKind(TextKind[Any]):
         for subject in sorted(subjects):
             number = sum(self._subject(example) == subject for example in examples)
             if number < shots:
+                files = f"{self.examples_stem}*.jsonl[.gz]"
+                more = "add worked examples there"
+                if order.folder is not None and order.folder.is_file():
+                    more = f"name with the key 'data' the file's folder, with {files} in it"
                 raise EvaluationDataError(
                     f"{shots} worked examples were asked, but '{subject}' has {number}",
-                    where=f"{order.folder or order.source.id}, {self.examples_stem}*.jsonl[.gz]",
-                    hint=f"add worked examples there, or set num_fewshot to {number} in the policy",
+                    where=f"{order.folder or order.source.id}, {files}",
+                    hint=f"{more}, or set num_fewshot to {number} in the policy",
                 )
         return examples
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -134,14 +134,26 @@ class SourcedKind:
                         f"source '{source}', the next in policy key suites.{name}.sources"
                     )
                 return resolved
-        carried = "packages" if self.packaged else "builtin" if self.carried else ""
-        few = f", or take the few that prepare carries: 'sources: [{carried}]'" if carried else ""
         raise EvaluationDataError(
             f"no source has questions for the suite '{name}'",
             where=f"policy key suites.{name}.sources: {', '.join(suite.sources)}",
-            hint="give a folder with --eval-data (docs/how-to/suites.md says what it holds), "
-            f"name a file with the key suites.{name}.data, run where the Hub can be reached{few}",
+            hint="; or ".join(self._other_sources(name, suite)),
         )
+
+    def _other_sources(self, name: str, suite: Suite) -> Iterator[str]:
+        """Yield what a suite without an available source can ask."""
+        if self.folder_stem:
+            added = "" if "eval-data" in suite.sources else " and eval-data to its sources"
+            yield (
+                f"give a folder with --eval-data{added} (docs/how-to/suites.md says what it holds)"
+            )
+            yield f"name a file with the key suites.{name}.data"
+        if self.hub is not None:
+            added = "" if "hub" in suite.sources else ", and add hub to its sources"
+            yield f"run where the Hub can be reached{added}"
+        carried = "packages" if self.packaged else "builtin" if self.carried else ""
+        if carried:
+            yield f"take the few that prepare carries: 'sources: [{carried}]'"
 
     def _own_source(self, name: str, suite: Suite, lookup: SourceLookup) -> SuiteSource:
         where = f"policy key suites.{name}.data"
@@ -178,11 +190,15 @@ class SourcedKind:
         read = f"a suite of the kind '{suite.kind}' reads {forms} there"
         if not self.folder_stem:
             read = f"a suite of the kind '{suite.kind}' reads no folder"
+        if suite.data is not None:
+            cures = ["name its file with the key 'data'", "remove that key"]
+        else:
+            cures = ["name its file with the key 'data'"] if self.folder_stem else []
+            cures.append("leave eval-data out of its sources")
         raise EvaluationDataError(
             f"the folder has no questions for the suite '{name}'",
             where=f"{folder} (policy key suites.{name})",
-            hint=f"{read}; or name its file with the key 'data', or other sources with 'sources', "
-            "in the policy",
+            hint=f"{read}; in the policy, {', or '.join(cures)}",
         )
 
     def _folder_identity(self, place: Path, lookup: SourceLookup) -> QuestionSource:
@@ -281,6 +297,6 @@ def _no_questions(files: Sequence[Path], folder: Path | None) -> EvaluationDataE
     return EvaluationDataError(
         "there are no questions in the evaluation data",
         where=", ".join(str(path) for path in files) or str(folder),
-        hint="write one question a line (docs/how-to/suites.md has names and keys), or remove "
-        "the file so that another source is used",
+        hint="write one question a line (docs/how-to/suites.md has names and keys); or take "
+        "another source: remove the suite's key 'data', or eval-data from its sources",
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from artifacts.registry import check_name
 from artifacts.requests import ModelRequest
 from artifacts.run_record import ResolvedOptions
 from eval_gates.statistics.multiplicity import gate_level
@@ -166,7 +167,7 @@ def choose(
     refuse_undefined(recipes, profile)
     remeasured = find_gates(request.remeasure, policy, profile.accelerator)
     name = request.name or reference.short_name
-    _check_name(name)
+    check_name(name)
     eval_data = request.eval_data.expanduser().resolve() if request.eval_data else None
     return Choice(
         asked=replace(
@@ -251,16 +252,6 @@ def _check_serving(request: ModelRequest, profile: ServingProfile, policy: Polic
         refuse_unfit(profile, request.profile)
     draft_reference(profile)
     find_speed_gates(policy, profile)
-
-
-def _check_name(name: str) -> None:
-    """Raise UsageError for a name that no registry takes."""
-    if not name.strip() or any(letter in name for letter in "/:@"):
-        raise UsageError(
-            f"'{name}' cannot be a name in the registry",
-            where="--name",
-            hint="give a name without '/', ':' and '@'",
-        )
 
 
 def read_kv_formats(asked: Sequence[str]) -> tuple[str, ...]:

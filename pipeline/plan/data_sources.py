@@ -217,11 +217,12 @@ def _same_questions(
         asked = suite.model_dump(mode="json", include={*kind_of(suite).task.model_fields})
         other = first.setdefault(digest_json([identity.model_dump(), asked]), name)
         if other != name:
+            own = "name each suite's own file with the key 'data', or "
             yield UsageError(
                 f"the suites '{other}' and '{name}' ask the same questions in the same way",
                 where=f"policy keys suites.{other} and suites.{name}",
-                hint="name each suite's own file with the key 'data', or remove one: the same "
-                "answers would count as separate evidence",
+                hint=f"{own if kind_of(suite).folder_stem else ''}remove one: the same answers "
+                "would count as separate evidence",
             )
 
 

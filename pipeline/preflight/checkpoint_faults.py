@@ -13,6 +13,7 @@ from pipeline.preflight.weight_faults import weight_faults
 from prepare.errors import CheckpointError, PrepareError, UsageError
 from prepare.untrusted import UntrustedLinesError
 from prepare.user_path import user_path
+from recipes import catalog
 from recipes.checkpoints import unsupported
 from recipes.checkpoints.chat_template import ModelGeneration
 from recipes.checkpoints.checkpoint import Checkpoint, check_complete
@@ -85,7 +86,9 @@ def checkpoint_faults(
             f"the profile '{profile.name}' serves {asked:,} tokens, and the model has {longest:,}",
             where=f"profile {profile.name}, key engine_arguments.max-model-len; {source.where}",
             hint=f"--profile FILE with '{{extends: {profile.name}, name: short, engine_arguments: "
-            f"{{max-model-len: {longest}}}}}'",
+            f"{{max-model-len: {longest}}}}}'"
+            if profile.name in catalog.profile_names()
+            else f"write 'max-model-len: {longest}' into the profile's file",
         )
 
 

@@ -108,7 +108,8 @@ def _default_faults(policy: Policy, model: ModelGeneration) -> Iterator[PrepareE
             f"one, and chats are asked by: {', '.join(names)}",
             where=model.where,
             hint=f"save the default one as {TEMPLATE}: files of templates replace all of "
-            "tokenizer_config.json; or write 'prompt_format: completion' in the policy",
+            "tokenizer_config.json; or write 'prompt_format: completion' in the policy, without "
+            "'guided' and 'form: server'",
         )
 
 
@@ -177,7 +178,7 @@ def _setting_faults(
             f"together have at most {max_length:,}",
             where=f"{place}.max_tokens",
             hint="write 'max_tokens: model', which is what the prompt leaves, or a smaller "
-            "number; or raise max-model-len in the profile, up to the model's context",
+            "number; or serve more tokens (max-model-len), up to the model's context",
         )
 
 
@@ -222,8 +223,8 @@ def _template_faults(
                     f"the chat template leaves out the {message['role']} message that the suite "
                     f"'{name}' sends",
                     where=f"policy key suites.{name}; {model.where}",
-                    hint="write 'prompt_format: completion' there, or give a checkpoint with "
-                    "another template",
+                    hint="write 'prompt_format: completion' there, without 'guided' and "
+                    "'form: server', or give a checkpoint with another template",
                 )
         for text, number in model.added_tokens.items():
             if isinstance(size, int) and number >= size and text in prompt and text not in seen:

@@ -78,13 +78,19 @@ def find_missing_gpus(profile: ServingProfile, machine: Machine) -> PrepareError
     present = f"this machine has {machine.gpus}" if machine.gpus else "none is found here"
     if machine.visible_devices is not None:
         present += f" that CUDA_VISIBLE_DEVICES={machine.visible_devices} shows"
+    profiles = [catalog.load_profile(name) for name in catalog.profile_names()]
+    fitting = [
+        other.name
+        for other in profiles
+        if other.accelerator == "cpu" or count_gpus(other.engine_arguments) <= machine.gpus
+    ]
     keys = [name for name in DIVIDES_GPUS if profile.engine_arguments.get(name, 1) != 1]
     return UsageError(
         f"the profile '{profile.name}' serves on {wanted} NVIDIA GPU{'s' if wanted > 1 else ''}"
         f", and {present}",
         where=", key engine_arguments.".join([f"--profile {profile.name}", *keys]),
-        hint="run where nvidia-smi lists them, all of one kind; or choose another profile: "
-        f"{', '.join(catalog.profile_names())}",
+        hint="run where nvidia-smi lists them, all of one kind; or choose a profile that fits "
+        f"here: {', '.join(fitting)}",
     )
 
 

@@ -258,7 +258,7 @@ def _list_faults(
             if not any(is_listed(module, [word]) for module in quantized):
                 yield (
                     f"{unfit}: '{word}' of {scheme} matches no module that is quantized",
-                    f"correct or remove it in {key}: prepare show {recipe.name}",
+                    f"correct or remove it in {key} of the recipe's file",
                 )
             elif unmatched := _find_prefixed(word, quantized):
                 yield (
@@ -285,7 +285,7 @@ def _list_faults(
         if not {*part.weight_formats} & {*weights.forms}:
             yield (
                 f"{unfit}: no module gets the format '{part.weight_formats[0]}'",
-                f"correct the names in {key}: prepare show {recipe.name}",
+                f"correct the names in {key} of the recipe's file",
             )
 
 

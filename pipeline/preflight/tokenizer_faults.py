@@ -41,12 +41,12 @@ def tokenizer_faults(
     file: Path, tokenizer: TokenizerFile, source: Checkpoint
 ) -> Iterator[CheckpointError]:
     """Yield why libraries do not load the file, read another tokenizer, or the model lacks ids."""
-    if unknown := find_unknown_kind(tokenizer.parts):
+    unknown, cure = find_unknown_kind(tokenizer.parts)
+    if unknown:
         yield CheckpointError(
             f"no environment loads the tokenizer: {unknown}",
             where=str(file),
-            hint="save it again with a current version of transformers, by the tokenizer's "
-            "save_pretrained()",
+            hint=cure,
         )
     named = source.generation.tokenizer_class
     if kind := swapped_kind(tokenizer.parts, named, source.config.get("model_type")):
@@ -143,6 +143,8 @@ def _reading_faults(
     what = "cannot load the tokenizer" if isinstance(fault, WorkerError) else "read other tokens"
     yield CheckpointError(
         f"the environments ({names}) {what}: {fault.message}",
-        where=fault.where or str(folder / TOKENIZER),
-        hint=fault.hint or "save it again with a current version of transformers",
+        where=fault.where or str(folder),
+        hint=fault.hint
+        or "correct what that names in a copy's config.json, tokenizer_config.json or "
+        "tokenizer.json, or take the files that the model's maker published",
     )

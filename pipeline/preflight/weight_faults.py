@@ -35,8 +35,8 @@ UNTIED_BY_DEFAULT = (
 )
 _LAYER_MATRIX = re.compile(r"(?:.*\.)?layers\.\d+\.((?:self_attn|mlp)\.\w+\.weight)")
 RENAME = (
-    "save the whole model again with save_pretrained(), or rename the tensors: "
-    "safetensors' load_file() and save_file()"
+    "save the whole model again with save_pretrained(), or rename the tensors by safetensors' "
+    "load_file() and save_file(), and in the index's weight_map, if there is one"
 )
 
 

@@ -272,7 +272,7 @@ def check_policy(choice: GateChoice) -> Policy:
             "performance gates send text completions, whose prompts need the models' tokenizer",
             where="policy key speed",
             hint="name the tokenizer's folder with --tokenizer, or take a policy without 'speed': "
-            f"`prepare show {policy.name} > mine.yaml`, and remove the key",
+            f"`prepare show {choice.asked.policy} > mine.yaml`, and remove the key",
         )
     if choice.tokenizer and not (choice.tokenizer / "tokenizer_config.json").is_file():
         raise UsageError(
@@ -292,7 +292,8 @@ def refuse_unjudged_ratios(policy: Policy) -> None:
             "the hardware of endpoints is unknown, so they are judged by the smallest ratio for "
             "GPUs, and the policy has none",
             where="policy key speed.ratio.min_ratio",
-            hint=f"write 'min_ratio: {{{known}, cuda: 0.95}}', or remove 'ratio'",
+            hint=f"write 'min_ratio: {{{known}, cuda: 0.95}}', or remove 'ratio', and 'speed' if "
+            "it has no 'slo'",
         )
 
 

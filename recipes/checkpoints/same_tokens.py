@@ -125,7 +125,7 @@ def check_same_tokens(tokenizer: Any, folder: Path) -> None:
         raise StageError(
             f"the tokenizer cannot be loaded: {error}",
             where=str(file),
-            hint="save it again with a current version of transformers",
+            hint="take the tokenizer.json that the model's maker published, or its base model's",
         ) from error
     known = TokenReader(
         TOKENIZER,

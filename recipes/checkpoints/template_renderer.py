@@ -67,7 +67,8 @@ def render(model: ModelGeneration, arguments: Sequence[Mapping[str, Any]]) -> Re
         raise CheckpointError(
             f"the chat template cannot be rendered: {rendered['error']}",
             where=f"{model.where}{line}",
-            hint="fix the template, or write 'prompt_format: completion' in the policy",
+            hint="fix the template, or write 'prompt_format: completion' in the policy, without "
+            "'guided' and 'form: server'",
         )
     return Rendering(frozenset(rendered["names"]), tuple(rendered["prompts"]))
 

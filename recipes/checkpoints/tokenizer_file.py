@@ -60,9 +60,10 @@ OWN_CLASS_CURE = (
     "transformers loads that class for this model type, also where tokenizer_config.json names "
     "another. If the model was trained with it, save the tokenizer again by its save_pretrained(). "
     "Otherwise make a copy with a file as_written.py of two lines, 'import transformers' and "
-    "'class AsWritten(transformers.PreTrainedTokenizerFast): pass', and with the key "
-    '"auto_map": {"AutoTokenizer": [null, "as_written.AsWritten"]} in tokenizer_config.json; '
-    "then give --trust-remote-code"
+    "'class AsWritten(transformers.PreTrainedTokenizerFast): pass', and with the keys "
+    '"tokenizer_class": "PreTrainedTokenizerFast" and "auto_map": {"AutoTokenizer": [null, '
+    '"as_written.AsWritten"]} in tokenizer_config.json; `prepare model` then needs '
+    "--trust-remote-code"
 )
 
 
@@ -137,20 +138,24 @@ def swapped_kind(content: Mapping[str, Any], tokenizer_class: str, model_type: o
     return "Metaspace" if own in BYTE_LEVEL_CLASSES and "Metaspace" in kinds else ""
 
 
-def find_unknown_kind(content: Mapping[str, Any]) -> str:
-    """Return which part `tokenizers` does not know, or ''."""
+def find_unknown_kind(content: Mapping[str, Any]) -> tuple[str, str]:
+    """Return which part `tokenizers` does not know, and what helps, or empty texts."""
     for name, kinds in KINDS.items():
         for part in _parts(content, name):
             kind = part["type"]
             if kind not in kinds.split():
-                return f"{name} has the type '{kind}', which is not known"
+                return (
+                    f"{name} has the type '{kind}', which is not known",
+                    "take the tokenizer.json that the model's maker published, or its base model's",
+                )
             is_old = "add_prefix_space" in part and "prepend_scheme" not in part
             if kind == "Metaspace" and is_old and part["add_prefix_space"] is False:
                 return (
                     f"{name} is a Metaspace of an old version, with add_prefix_space and without "
-                    "prepend_scheme"
+                    "prepend_scheme",
+                    'write "prepend_scheme": "never" next to "add_prefix_space": false in a copy',
                 )
-    return ""
+    return "", ""
 
 
 def _parts(content: Mapping[str, Any], name: str) -> Iterator[dict[str, Any]]:

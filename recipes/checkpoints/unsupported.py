@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from prepare.errors import CheckpointError, PrepareError
@@ -44,5 +45,5 @@ def own_code_error(config: str) -> PrepareError:
         "the checkpoint requires running its own Python code",
         where=f"{config}, key {CODE_KEY}",
         hint="read that code; if you trust it, add --trust-remote-code; if transformers has the "
-        f"model itself, use a copy of the folder whose config.json lacks {CODE_KEY}",
+        f"model itself, use a copy of the folder whose {Path(config).name} lacks {CODE_KEY}",
     )

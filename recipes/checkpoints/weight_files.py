@@ -89,7 +89,7 @@ def hint_on_weights(names: Iterable[str]) -> str:
         return (
             "pickled weights are not loaded, because a pickle can run any code: use a revision "
             "with safetensors; if you trust them, convert them with transformers: "
-            "model.save_pretrained(FOLDER, safe_serialization=True)"
+            "model.save_pretrained(FOLDER)"
         )
     if GGUF in suffixes:
         return "GGUF weights are quantized already: use the 16-bit checkpoint that they came from"

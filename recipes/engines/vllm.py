@@ -118,18 +118,18 @@ HINTS: tuple[tuple[str, str], ...] = (
         r"'_C(pu)?\w*' object has no attribute '\w+'|Could not run '_C\w*::",
         "the engine's build for this machine lacks that kernel: leave the recipe out, or disable "
         "the kernel with VLLM_DISABLED_KERNELS in the profile's environment; "
-        "`prepare doctor --profile NAME` lists what this machine supports",
+        "`prepare doctor --profile NAME` names what this machine cannot serve",
     ),
     (
         r"requires (x86 with )?(AVX|AMX)|illegal instruction",
         "this CPU lacks a feature that the engine needs: `prepare doctor --profile NAME` lists "
-        "what this machine can serve; leave the recipe out, or use another machine",
+        "what this machine lacks; leave the recipe out, or use another machine",
     ),
     (
         r"[Ff]ailed to find a kernel that can implement|No (compatible|suitable) .*kernel|"
         r"(No|Unsupported) \w+ MoE backend",
         "the engine has no kernel for such weights on this machine: leave the recipe out; "
-        "`prepare doctor --profile NAME` lists the recipes that it can serve",
+        "`prepare doctor --profile NAME` names what it cannot serve",
     ),
 )
 # By the reason that no profile may set them. '*' at the end matches any suffix.

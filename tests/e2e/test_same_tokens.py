@@ -46,7 +46,7 @@ from prepare.errors import StageError
 
 found = {}
 try:
-    Tokenizer.load(sys.argv[3], {}, trust=True)
+    Tokenizer.load(sys.argv[3], {}, trust=sys.argv[4] == "trust")
 except StageError as error:
     found = error.to_dict()
 print("RESULT " + json.dumps(found))
@@ -100,8 +100,11 @@ def test_a_class_that_loses_spaces(changed: Callable[..., Path], tmp_path: Path,
     [
         ("llama", "LlamaTokenizerFast", {"tokenizer_class": "PreTrainedTokenizerFast"}),
         (
-            *("qwen2", "PreTrainedTokenizerFast"),
-            {"auto_map": {"AutoTokenizer": [None, "as_written.AsWritten"]}},
+            *("qwen2", "Qwen2Tokenizer"),
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "auto_map": {"AutoTokenizer": [None, "as_written.AsWritten"]},
+            },
         ),
     ],
 )
@@ -116,14 +119,15 @@ def test_the_hint_makes_the_class_read_the_file(
     file = folder / "tokenizer_config.json"
     config = json.loads(file.read_text()) | {"tokenizer_class": named}
     file.write_text(json.dumps(config))
-    fault = run_in_evaluate(LOAD, tmp_path, str(folder))
+    fault = run_in_evaluate(LOAD, tmp_path, str(folder), "trust")
     for key, value in cure.items():
         assert f'"{key}": {json.dumps(value)}' in fault["hint"]
     (folder / "as_written.py").write_text(AS_WRITTEN)
     for line in AS_WRITTEN.splitlines() if "auto_map" in cure else ():
         assert f"'{line}'" in fault["hint"]
     file.write_text(json.dumps(config | cure))
-    assert run_in_evaluate(LOAD, tmp_path, str(folder)) == {}
+    for trust in ("trust", "distrust"):  # `prepare gate` loads no code
+        assert run_in_evaluate(LOAD, tmp_path, str(folder), trust) == {}
 
 
 def test_a_file_that_no_class_loads(changed: Callable[..., Path], tmp_path: Path) -> None:

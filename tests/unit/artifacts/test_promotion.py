@@ -59,6 +59,22 @@ FILES = (
 GATE = GateRequest(baseline="http://a:1", candidate="http://b:1")
 
 
+@pytest.mark.parametrize(
+    ("order", "where"),
+    [
+        *(({"alias": alias}, "--alias") for alias in ("v1", "latest", "x y", "")),
+        *(({"name": name}, "--name") for name in ("a/b", "a:b", " ")),
+    ],
+)
+def test_a_name_that_no_registry_takes_is_refused_as_such(
+    good: FakeRun, order: dict[str, str], where: str
+) -> None:
+    """Not as a fault of the registry, which the hint would replace."""
+    with pytest.raises(UsageError) as caught:
+        good.promote(**order)
+    assert caught.value.where == where
+
+
 class TestChangedFolder:
     """A user writes into the store between the verdict and a promotion."""
 

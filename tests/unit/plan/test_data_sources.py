@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -278,7 +279,13 @@ class TestSuite:
             resolving.resolver.suite("mine", suite)
         assert "'mine'" in caught.value.message
         assert caught.value.where == f"policy key suites.mine.sources: {', '.join(suite.sources)}"
-        assert "--eval-data" in caught.value.hint
+        reads_files = bool(kind_named(suite.kind).folder_stem)
+        for word in ("--eval-data", "suites.mine.data"):
+            assert (word in caught.value.hint) is reads_files
+        # What it says to write is followed.
+        (source,) = re.findall(r"'sources: \[(\w+)\]'", caught.value.hint)
+        followed = suite.model_copy(update={"sources": [source]})
+        assert resolving.resolver.suite("mine", followed).identity.kind == source
 
     def test_one_file_plain_and_gzipped_is_refused(self, tmp_path: Path, data: Path) -> None:
         (data / "mmlu_test.jsonl.gz").write_bytes(gzip.compress(b"{}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from recipes.catalog import load_recipe
 from recipes.checkpoints.chat_template import ModelGeneration
 from recipes.checkpoints.checkpoint import read_folder
 from recipes.checkpoints.small_files import TEMPLATES_FOLDER
-from recipes.checkpoints.tokenizer_file import parse_tokenizer
+from recipes.checkpoints.tokenizer_file import find_unknown_kind, parse_tokenizer
 from recipes.checkpoints.weight_files import INDEX
 from recipes.weights.accounting import WeightComparison, account, open_folder
 from recipes.weights.auxiliary_files import check_adopted_files
@@ -212,6 +213,19 @@ def test_a_tokenizer_that_libraries_read_otherwise(
     found = faults_of(content, tokenizer_class, model_type)
     assert len(found) == bool(place)
     assert place in "".join(found)
+
+
+def test_the_hint_on_an_old_metaspace_makes_the_library_load_it() -> None:
+    from tokenizers import Tokenizer, models
+
+    made = json.loads(Tokenizer(models.BPE(vocab={"a": 0}, merges=[])).to_str())
+    with pytest.raises(Exception, match="prepend_scheme"):
+        Tokenizer.from_str(json.dumps(made | {"pre_tokenizer": OLD}))
+    _, cure = find_unknown_kind({"pre_tokenizer": OLD})
+    (key, value) = re.findall(r'write "(\w+)": "(\w+)"', cure)[0]
+    followed = {"pre_tokenizer": OLD | {key: value}}
+    assert find_unknown_kind(followed) == ("", "")
+    assert Tokenizer.from_str(json.dumps(made | followed)).to_str()
 
 
 def test_a_large_vocabulary_is_read_by_every_reader(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from prepare.digest import FileDigests
 from prepare.errors import CheckpointError, UsageError
 from recipes.checkpoints.checkpoint import Checkpoint, inspect_folder
 from recipes.checkpoints.reference import CheckpointReference, parse_reference
+from recipes.checkpoints.unsupported import own_code_error
 
 INDEX, SECOND = "model.safetensors.index.json", "model-00002-of-00002.safetensors"
 Spoil = Callable[[Path], Any]
@@ -135,6 +136,7 @@ def test_remote_code_is_recorded(whole: Path, name: str) -> None:
     own = {"auto_map": {"AutoModelForCausalLM": "modeling_own.Own"}}
     change_json(whole / name, model_type="own", **own)
     assert inspect(whole).code_file == name
+    assert f"{name} lacks auto_map" in own_code_error(str(whole / name)).hint
     change_json(whole / name, auto_map={})  # as Phi-4 has it
     assert not inspect(whole).code_file
 
@@ -214,8 +216,8 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("name", "hint"),
         [
-            ("pytorch_model.bin", "safe_serialization=True"),
-            ("model.pt", "safe_serialization=True"),
+            ("pytorch_model.bin", "save_pretrained(FOLDER)"),
+            ("model.pt", "save_pretrained(FOLDER)"),
             ("model.gguf", "16-bit checkpoint"),
             ("notes.txt", "weights"),
         ],
