@@ -307,6 +307,17 @@ def test_an_answers_row_has_its_forms() -> None:
     assert row.own["forms"] == [ENDED]
 
 
+@pytest.mark.parametrize(
+    ("texts", "stored"), [(["one"], "one"), (["one", "two", ""], ["one", "two", ""])]
+)
+def test_every_sample_of_a_question_is_stored(texts: list[str], stored: object) -> None:
+    question = Question("q", "Write.")
+    asked = AnsweredQuestion(question, [Reply(text, 5) for text in texts], question)
+    answer = Answer.of(asked, Score(1.0), thinks=False)
+    assert answer.to_row()["answer"] == stored
+    assert Answer.from_row(answer.to_row()) == answer
+
+
 class Endpoint(HttpStandIn):
     """Gives these answers in turn, the last one again: status, headers, body."""
 
