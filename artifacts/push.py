@@ -404,8 +404,9 @@ class _Oci:
         return RegistryError(
             f"the OCI registry failed: {why}",
             where=self._repository,
-            hint=f"`docker login {self._host}` where it wants a login; --insecure where it speaks "
-            "HTTP only. What was sent is not sent again",
+            hint=f"check the name {self._host}; `docker login {self._host}` where it wants a "
+            "login; --insecure where it speaks HTTP only. A push that is repeated sends what is "
+            "missing",
         )
 
 

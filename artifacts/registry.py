@@ -313,6 +313,13 @@ class Registry:
         target = to or next((number for number in reversed(there) if number != current), None)
         if target is None or target == current or model.find(target) is None:
             gone = [f"version {number}" for number in model.way(alias) if number not in there]
+            others = [one.version for one in model.versions if one.version != current]
+            rollback = own_command("rollback", name, "--alias", alias, "--to", "VERSION")
+            cure = f"`{rollback}` moves it to one of {', '.join(others)}"
+            if current is None:
+                cure = f"its aliases: {', '.join(sorted(model.aliases)) or 'none'}"
+            elif not others:
+                cure = f"version {current} is the only one: promote another first"
             raise UsageError(
                 f"'{alias}' of '{name}' has no version to go back to"
                 if target is None
@@ -320,8 +327,7 @@ class Registry:
                 if target == current
                 else f"'{name}' has no version {target}",
                 where=self.uri,
-                hint=(f"{', '.join(gone)} was deleted in MLflow; " if gone else "")
-                + f"`{own_command('registry', name)}` lists the versions: --to VERSION",
+                hint=(f"{', '.join(gone)} was deleted in MLflow; " if gone else "") + cure,
             )
         return target
 

@@ -23,8 +23,8 @@ _FEW = 0.1
 _SHOWN = 60  # characters
 
 _THINKING = (
-    "turn thoughts off (policy key chat_template_kwargs: {enable_thinking: false}), or raise "
-    "max_tokens of the suite"
+    "turn thoughts off (policy key generation.chat_template_kwargs: {enable_thinking: false}), "
+    "or raise max_tokens of the suite"
 )
 
 _THOUGHTS = (

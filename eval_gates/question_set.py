@@ -101,7 +101,8 @@ def without_copies(
         raise EvaluationDataError(
             f"{times} questions have the id '{name}'",
             where=f"{place or 'the suite'}, question {name}",
-            hint="give each question a separate id, or leave the ids out",
+            hint="give each question a separate id; where the suite requires none, ids can be "
+            "left out",
         )
     first: dict[str, str] = {}
     kept = []

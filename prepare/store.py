@@ -272,7 +272,10 @@ class Store:
                     f"{self.root}`, `chmod -R g+rwX` and `chmod g+s` of its folders"
                 )
             elif means_broken_disk(error):
-                hint = "`dmesg` may say why its disk failed; then run the same command again"
+                hint = (
+                    "`dmesg` may say why its disk failed: mount it writable, or name another place "
+                    "with --store DIR; then run the same command again"
+                )
             raise StoreError(
                 f"the store cannot be used: {error.strerror or error}",
                 where=str(error.filename or self.root),

@@ -109,6 +109,13 @@ def _kind_of(path: Path, depth: int = 0) -> type[ConfigModel]:
         return Recipe
     if isinstance(parent, str) and _is_path(parent) and depth < MAX_EXTENDED:
         return _kind_of(path.parent / user_path(parent, f"{path}, key extends"), depth + 1)
+    if isinstance(parent, str):
+        known = ", ".join([*profile_names(), *recipe_names()])
+        raise UsageError(
+            f"the file extends '{shorten(parent)}', which leads to no recipe and no profile",
+            where=f"{path}, key extends",
+            hint=f"name one of {known}; or another file, which does not extend this one",
+        )
     raise UsageError(
         "the file is no recipe, no profile and no policy",
         where=str(path),
@@ -209,6 +216,8 @@ def _find(name: str, folder: Path, noun: str, also: Sequence[str] = ()) -> Path:
     path = user_path(name if is_path else folder / f"{name}.yaml", f"{option} {name[:80]}")
     if not path.is_file():
         known = list(dict.fromkeys([*_names(folder), *also]))
+        if noun == "recipe":
+            known.remove(BASELINE)
         hint = did_you_mean(shorten(name), known)
         where = f"{option} {shorten(name)}"
         raise UsageError(

@@ -46,6 +46,9 @@ class Arrivals(ConfigModel):
         return f"{self.concurrency} concurrent request{'s' * (self.concurrency != 1)}"
 
 
+MAX_SECONDS = 3_600  # of a load
+
+
 class WorkloadBase(ConfigModel):
     """Keys that all workloads have."""
 
@@ -53,7 +56,7 @@ class WorkloadBase(ConfigModel):
     seconds: float = Field(
         30,
         ge=1,
-        le=3_600,
+        le=MAX_SECONDS,
         description="minimum duration of each load without its first wave and its end; a round "
         "with a rate lasts at least ten median answers",
     )

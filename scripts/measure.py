@@ -17,7 +17,7 @@ from pathlib import Path
 PRODUCT = ("prepare", "pipeline", "recipes", "eval_gates", "artifacts")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 CEILINGS = {
-    "tokens": 376_000,
+    "tokens": 377_000,
     "own_names_imported_per_file": 12.5,
     "classes": 521,
     "tuple_assignments": 0,

@@ -187,7 +187,8 @@ def read_version(
         raise UsageError(
             "it was judged with a draft model, which no registry has",
             where="speculative.model",
-            hint="serve it with `prepare serve --draft-model FOLDER`",
+            hint="serve it with "
+            f"`{own_command('serve', f'{version.name}@{version.version}')} --draft-model FOLDER`",
         )
     return Export(
         name=version.name,
@@ -232,21 +233,27 @@ def certified_by(past: RegisteredVersion) -> Certified:
     )
 
 
+REACHABLE = "name with --from the address of an MLflow server that the cluster can reach"
+
+
 def write_export(export: Export, target: str, destination: Path) -> list[Path]:
     """Write the target's files into a new folder."""
     if target in FETCHING and is_of_this_machine(export.source):
         push = own_command("push", f"{export.name}@{export.version}", "oci://HOST/REPOSITORY")
+        hint = (
+            f"`{push}`, then add the address that it prints: --from "
+            "oci://HOST/REPOSITORY@sha256:..."
+        )
         raise UsageError(
-            "the cluster cannot fetch the files: the registry is on this machine",
+            "the cluster cannot reach the registry, which is on this machine",
             where=export.source,
-            hint=f"`{push}`, then add "
-            "the address that it prints: --from oci://HOST/REPOSITORY@sha256:...",
+            hint=REACHABLE if target == "watch" else hint,
         )
     if target == "watch" and export.source.startswith(COPIES):
         raise UsageError(
             "a check finds its record in a registry, and a copy has none",
             where=f"--from {export.source}",
-            hint="leave --from out, or name an MLflow server that the cluster can reach",
+            hint=REACHABLE,
         )
     files = render(export, target)
     check_new_folder(destination)
@@ -384,7 +391,7 @@ def app_of(name: str) -> str:
             f"exports cannot use the name {ascii(name)[:100]}",
             where="NAME@ALIAS",
             hint="register it under a name that starts with a letter and has only letters, "
-            "digits and . _ - /",
+            "digits and . _ -",
         )
     return label
 

@@ -89,8 +89,8 @@ def rechecks_of(version: Version) -> list[RecheckRecord]:
             raise RegistryError(
                 f"what a recheck left cannot be read: {error}",
                 where=f"{version.name} version {version.version}, tag {tag}",
-                hint="another version of prepare wrote it, or the tag was changed: run "
-                f"`{again}` again",
+                hint="another version of prepare wrote it, or the tag was changed: delete the tag "
+                f"in MLflow, then `{again}`",
             ) from error
     return rechecks
 

@@ -144,10 +144,17 @@ def checked_folder(
             words = ["FOLDER"]
         elif command == "gate":
             words = ["--baseline", *words, "--candidate", "URL"]
+        elif command == "export":
+            words = [reference, "DIR", "--for", "TARGET", "--weights", "FOLDER"]
+        hint = f"{pull}, then {own_command(command, *words)}"
+        if source.is_absolute():  # a pull would look there, too
+            promote = own_command("promote", version.tags.get(RUN_TAG) or "RUN")
+            hint = (
+                f"`{promote}` makes them again, where the store of its run is; or name with "
+                "--weights a folder that was pulled from a pushed copy"
+            )
         raise RegistryError(
-            "the version's files are not on this machine",
-            where=version.source,
-            hint=f"{pull}, then {own_command(command, *words)}",
+            "the version's files are not on this machine", where=version.source, hint=hint
         )
     folder = chosen.absolute()
     check_files(version, folder, settings.digests, public_key=settings.signing.public_key)
@@ -168,13 +175,20 @@ def check_files(
     """
     registered = version.tags.get(MANIFEST_TAG)
     bundle = folder / BUNDLE
-    if registered is None or not (bundle / MANIFEST).is_file():
-        promote = own_command("promote", version.tags.get(RUN_TAG) or "RUN")
+    promote = own_command("promote", version.tags.get(RUN_TAG) or "RUN")
+    if registered is None:
         raise RegistryError(
-            "the version has no digest to check its files by, or no evidence next to its weights",
-            where=f"{bundle / MANIFEST}, and tag {MANIFEST_TAG}",
+            "the version has no digest to check its files by",
+            where=f"{version.name} version {version.version}, tag {MANIFEST_TAG}",
             hint="it was not registered by `prepare`, or a user changed it: delete the version in "
             f"MLflow, and `{promote}` registers it again",
+        )
+    if not (bundle / MANIFEST).is_file():
+        raise RegistryError(
+            "the folder has no evidence next to weights, so it is not the version's",
+            where=str(bundle / MANIFEST),
+            hint="name with --weights a folder that `prepare pull` made, or leave --weights out; "
+            f"if the version's own folder was changed, `{promote}` in the store of its run",
         )
     changed = [f"{bundle / MANIFEST}: the file was changed (its digest is another)"]
     if digest_file(bundle / MANIFEST) == registered:
@@ -185,7 +199,8 @@ def check_files(
         raise RegistryError(
             f"the files are not those that were judged: {clip(changed[0], 300)}",
             where=str(folder),
-            hint="a user changed, added or removed a file; the verdict says nothing of these",
+            hint="a user changed, added or removed a file; the verdict says nothing of these: "
+            "restore or remove it, or pull the version again",
         )
     if public_key is not None:
         check_with_key(folder, public_key)

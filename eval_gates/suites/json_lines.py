@@ -48,7 +48,7 @@ def find_files(folder: Path, stem: str, *, but_not: Iterable[str | None] = ()) -
                 "these questions are in a form that is not read",
                 where=str(folder / name),
                 hint=f"write JSON Lines, a question a line, to {stem}*.jsonl or {stem}*.jsonl.gz "
-                "(docs/how-to/suites.md has the keys)",
+                "(docs/how-to/suites.md has the keys), and move this out of the folder",
             )
     files = [folder / name for name in named if name.endswith(READ)]
     names = {path.name for path in files}

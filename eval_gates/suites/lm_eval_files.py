@@ -73,7 +73,8 @@ def localize(config: dict[str, Any], folder: Path) -> dict[str, Any]:
             raise EvaluationDataError(
                 f"the task's data is '{dataset}', but no file is named",
                 where=str(folder),
-                hint="add dataset_kwargs: {data_files: {test: FILE}} to the task",
+                hint="add dataset_kwargs: {data_files: {SPLIT: FILE}} to the task, with each split "
+                "that it names",
             )
         splits = files.items() if isinstance(files, dict) else [("", files)]
         files_of = {split: _absolute(_names(names), folder) for split, names in splits}

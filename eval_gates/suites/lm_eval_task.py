@@ -248,14 +248,23 @@ def open_task(suite: Config, folder: Path) -> LoadedTask:
         key = _dataset_key(config)
         if key not in loaded:
             loaded[key] = dict(load_from_disk(str(folder / DATASET / key), keep_in_memory=True))
-        if filters := [e for e in config.get("filter_list") or [] if e["name"] == metric.filter]:
+        every = config.get("filter_list") or []
+        if filters := [e for e in every if e["name"] == metric.filter]:
             config["filter_list"] = filters
             if combined := {p["function"] for p in filters[0]["filter"]} & _COMBINING_FILTERS:
+                single = [
+                    e["name"]
+                    for e in every
+                    if not {p["function"] for p in e["filter"]} & _COMBINING_FILTERS
+                ]
                 raise _error(
                     config["task"],
                     f"the filter '{metric.filter}' makes one answer of several "
                     f"({', '.join(combined)})",
-                    "name a filter of single answers: 'metric: METRIC,FILTER' in the policy",
+                    "name a filter of single answers in the policy, 'metric: METRIC,FILTER': "
+                    f"{', '.join(single)}"
+                    if single
+                    else "remove filter_list in a copy of the task, or choose another task",
                 )
         with _reading(config["task"]):
             members[config["task"]] = LmRows({**config, "repeats": 1}, loaded[key])
@@ -303,6 +312,14 @@ def save_dataset(config: Config, revision: str | None, target: Path) -> str | No
                 splits = load_from_hub(str(path), config.get("dataset_name"), **options)
         kept = {}
         for name, rows in _used_splits(config).items():
+            if name not in splits:
+                raise _error(
+                    config["task"],
+                    f"its data has no split '{name}'",
+                    f"name a file of it: dataset_kwargs: {{data_files: {{{name}: FILE}}}}"
+                    if local
+                    else f"name one of its splits in a copy of the task: {', '.join(splits)}",
+                )
             split = splits[name]
             split = split if isinstance(split, Dataset) else Dataset.from_list(list(split))
             kept[name] = split if rows is None else split.select(range(min(rows, len(split))))

@@ -282,7 +282,8 @@ def refuse_untried(policy: Policy, what: str, where: str) -> None:
                 f"the suite '{name}' needs log-probabilities of prompts, which are untried with "
                 f"{what}",
                 where=f"{where}; policy key suites.{name}",
-                hint="remove the suite from the policy, or serve without that",
+                hint="serve without that; or, where no record has the policy, remove the suite "
+                "from it",
             )
 
 

@@ -19,6 +19,7 @@ from pipeline.cli.options import (
 from pipeline.cli.registry import find_asked
 from pipeline.cli.tables import print_json
 from prepare.credentials import strip_credentials
+from prepare.errors import UsageError
 
 if TYPE_CHECKING:
     from artifacts.registry import Version
@@ -72,6 +73,12 @@ def pull(
     settings = load_settings(store, public_key=public_key)
     key = settings.signing.public_key
     required = dict(word.partition("=")[::2] for word in require or ())
+    if unfit := [word for word in require or () if "=" not in word]:
+        raise UsageError(
+            f"'{unfit[0]}' requires no value of a tag",
+            where=f"--require {unfit[0]}",
+            hint="write --require TAG=VALUE",
+        )
     asked = None if "://" in reference else find_asked(reference, registry, settings)
     with open_display(as_json=as_json) as progress:
 

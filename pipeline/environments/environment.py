@@ -235,8 +235,8 @@ def find_distrust(definition: EnvironmentDefinition, home: Path) -> EnvironmentB
     return EnvironmentBuildError(
         f"the {definition.key} environment is not trusted: {why}",
         where=str(folder),
-        hint="if all files there are yours, `chmod -R go-w` it; or set PREPARE_HOME to a folder "
-        "that only you or root can write to",
+        hint="if all files in the folder that is named are yours, `chmod -R go-w` that folder; or "
+        "set PREPARE_HOME to one that only you or root can write to",
     )
 
 

@@ -35,7 +35,6 @@ from recipes.weights.stored_formats import (
 )
 
 _NAMED = re.compile(r"([a-z0-9][a-z0-9._-]*)=(.+)", re.DOTALL)
-NAME_HINT = "write NAME=..., with lower-case letters, digits, '.', '_' and '-'"
 MAX_NAME = 60
 # Words in engine arguments, and the family whose margins apply; others get fp8's, the strictest.
 _FAMILIES: tuple[tuple[str, Family], ...] = (
@@ -123,7 +122,12 @@ def read_served(text: str, source: str, profile: ServingProfile) -> AdoptedVaria
     where = f"--served-variant {text.partition('=')[0]}"  # arguments may have secrets
     named = _NAMED.fullmatch(text)
     if named is None:
-        raise UsageError("a served variant needs a name and arguments", where=where, hint=NAME_HINT)
+        raise UsageError(
+            "a served variant needs a name and arguments",
+            where=where,
+            hint="write NAME='--quantization fp8'; the name has lower-case letters, digits, '.', "
+            "'_' and '-'",
+        )
     _check_name(named[1], where)
     try:
         arguments = _parse_arguments(shlex.split(named[2]))
@@ -135,7 +139,9 @@ def read_served(text: str, source: str, profile: ServingProfile) -> AdoptedVaria
             raise ValueError(f"'{KV_DTYPE}' is no word")
     except ValueError as error:
         raise UsageError(
-            str(error), where=where, hint="give vLLM's long options, such as '--quantization fp8'"
+            str(error),
+            where=where,
+            hint="leave it out, or correct it: long options of vLLM, such as '--quantization fp8'",
         ) from error
     word = " ".join(map(words_of, arguments.values()))
     recipe = Recipe(
@@ -193,7 +199,12 @@ def _name_from(text: str) -> str:
 
 def _check_name(name: str, where: str) -> None:
     if not name or name == BASELINE or len(name) > MAX_NAME:
-        raise UsageError(f"a variant cannot be called '{name:.80}'", where=where, hint=NAME_HINT)
+        raise UsageError(
+            f"a variant cannot be called '{name:.80}'",
+            where=where,
+            hint=f"write another NAME=..., not '{BASELINE}', with lower-case letters, digits, '.', "
+            f"'_' and '-', {MAX_NAME} at most",
+        )
 
 
 def adopt_stage(recipe: Recipe, source: str, checkpoint: Checkpoint, store: Path) -> StageSpec:

@@ -238,7 +238,7 @@ def _check_variants(recipes: Sequence[Recipe], policy: Policy) -> None:
                 f"two of the variants are called '{recipe.name}'",
                 where="--recipe, --variant or --served-variant",
                 hint="give a changed copy a separate name (its key 'name'), a variant by "
-                "--variant NAME=FOLDER",
+                "--variant NAME=FOLDER or --served-variant NAME='...'",
             )
         check_margins(recipe, policy)
 

@@ -28,7 +28,9 @@ from recipes.policy import Policy
 from recipes.schema import ServingProfile
 from recipes.speed import SloGate, SpeedGate
 from recipes.traffic_file import check_workload
-from recipes.workload import AnyWorkload, FileWorkload, without_place
+from recipes.workload import MAX_SECONDS, AnyWorkload, FileWorkload, without_place
+
+MEDIAN = 50  # the smallest percentile of a limit
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,9 @@ def _check_load(speed_gate: SpeedGate, workload: AnyWorkload, where: str, key: s
             f"'{speed_gate.workload}' has {arrivals.words}: a ratio of throughput needs several "
             "requests in flight, and limits of latencies need a rate of arrivals",
             where=f"{key}; {where}, key arrivals",
-            hint="write 'arrivals: {concurrency: 64}' there, or 'rate: 12' into the gate of 'slo'",
+            hint="write 'arrivals: {concurrency: 64}' there"
+            if speed_gate.kind == "ratio"
+            else "write 'rate: 12' into the gate of 'slo'",
         )
     limits = gate.limits or {} if isinstance(gate, SloGate) else {}
     of_tokens = next((name for name in limits if name.startswith("tpot")), None)
@@ -113,26 +117,35 @@ def _check_load(speed_gate: SpeedGate, workload: AnyWorkload, where: str, key: s
             f"{speed_gate.name} limits {of_tokens}, the time of each token after the first, and "
             "answers have one token",
             where=f"{where}, key output_tokens",
-            hint="give at least 2, or limit ttft_ms alone",
+            hint=f"give at least 2, or limit {of_tokens.replace('tpot', 'ttft')} alone",
         )
     percentile = max_percentile(limits) if limits and rate else None
     if percentile is not None and rate * workload.seconds < _expected_requests(percentile):
+        expected = _expected_requests(percentile)
+        cure = f"give at least {math.ceil(expected / rate)} seconds"
+        if expected / rate > MAX_SECONDS:
+            least = 1.005 * expected / MAX_SECONDS  # rounded up
+            cure = f"give a rate of at least {least:.3g}, and 'seconds: {MAX_SECONDS}'"
+        if percentile > MEDIAN:
+            cure += ", or a limit on a smaller percentile"
         raise UsageError(
             f"P{percentile} needs {min_requests(percentile)} requests a round, and rounds of "
             f"{workload.seconds:g} seconds at {rate:g} requests/s have "
             f"{rate * workload.seconds:g} on average",
             where=f"{where}, key seconds",
-            hint=f"give at least {math.ceil(_expected_requests(percentile) / rate)} seconds, or a "
-            "limit on a smaller percentile",
+            hint=cure,
         )
     requests = _send_seconds(workload) * rate
+    cure = "give a lower rate, or fewer 'seconds' and 'warmup_seconds'"
     if concurrency is not None:
         requests = MIN_LOAD_WAVES * max(concurrency, getattr(workload, "prefixes", 1))
+        most = MAX_REQUESTS // MIN_LOAD_WAVES
+        cure = f"give a 'concurrency', and 'prefixes' if there are any, of at most {most:,}"
     if requests > MAX_REQUESTS:
         raise UsageError(
             f"a load of it has {requests:,.0f} requests, and {MAX_REQUESTS:,} are the most",
             where=f"{where}, key arrivals",
-            hint="ask for fewer at a time, or give fewer 'seconds' and 'warmup_seconds'",
+            hint=cure,
         )
 
 

@@ -83,7 +83,8 @@ def add_candidate(name: str, added: ServingCandidate, base: TunedArm) -> TunedAr
         raise UsageError(
             str(error),
             where=f"candidates.{name}",
-            hint="leave it out, or say with 'accelerator' which machines it is for",
+            hint="leave that out, or the candidate; say with 'accelerator' which machines it is "
+            "for, if others can serve it",
         ) from error
     changed = {
         "engine_arguments": {**profile.engine_arguments, **added.engine_arguments},

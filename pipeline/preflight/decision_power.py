@@ -95,12 +95,16 @@ class DecisionGatePower:
         least = min_identical_values(self.gate.margins[self.family], self.alpha)
         if self.gate.tier != "critical" or self.sessions is None or self.sessions >= least:
             return None
+        share = (
+            "; or, next to the margins, the share of your sessions that has such a turn (key "
+            "'sessions')"
+        )
         return UsageError(
             f"the gate '{self.name}' cannot pass: even when no decision changes it takes {least} "
             f"sessions with such a turn, and there are about {self.sessions} ({self.source})",
             where=f"policy key suites.{self.suite}, margins of {self.family}",
-            hint="give more sessions; or a wider margin; or 'tier: supporting'; or, next to the "
-            "margins, the share of your sessions that has such a turn (key 'sessions')",
+            hint="give more sessions; or a wider margin; or 'tier: supporting'"
+            + (share if self.known_share is None else ""),
         )
 
 

@@ -17,11 +17,12 @@ from eval_gates.sandbox import SandboxError, check_sandbox
 from pipeline.environments.definition import (
     LOCKED_PYTHON,
     RUN_ENVIRONMENTS,
+    define,
     detect_accelerator,
     environment_names,
     environments_folder,
 )
-from pipeline.environments.environment import EnvironmentState, status
+from pipeline.environments.environment import EnvironmentState, find_distrust, status
 from pipeline.environments.gpu_host import DoctorCheck, Severity, check_compilers, check_driver
 from pipeline.environments.installer import find_locked_python
 from pipeline.plan.serving_profile import fit_profile, load_named_profile
@@ -206,9 +207,9 @@ def _check_environments(settings: Settings, accelerator: Accelerator) -> Iterato
                 subject, environment.reason, "correct `environments` in the settings file"
             )
         else:
-            yield _warning(
-                subject, environment.reason, f"build it now: prepare doctor --build {name}"
-            )
+            distrust = find_distrust(define(name, accelerator), settings.home)
+            build = f"build it now: prepare doctor --build {name}"
+            yield _warning(subject, environment.reason, distrust.hint if distrust else build)
 
 
 def _check_cpu(settings: Settings) -> Iterator[DoctorCheck]:

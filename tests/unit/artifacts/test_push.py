@@ -99,6 +99,8 @@ class TestOci:
         prepare("pull", f"{where}:v1", str(tmp_path / "by tag"), "--require", manifest)
         with pytest.raises(RegistryError, match=r"prepare\.manifest"):
             prepare("pull", f"{where}:v1", str(tmp_path / "x"), "--require", "prepare.manifest=0")
+        with pytest.raises(UsageError, match=r"prepare\.manifest"):
+            prepare("pull", f"{where}:v1", str(tmp_path / "y"), "--require", "prepare.manifest")
         done = CliRunner().invoke(app, ["verify", str(tmp_path / "pulled")])
         assert done.exit_code == 0
 

@@ -239,6 +239,9 @@ def test_rolling_back_and_nothing_further(registry: Registry, tmp_path: Path) ->
     assert lines[0] == "smollm2-135m@champion is version 1 again, replacing version 2"
     error = complaint(UsageError, "rollback", "smollm2-135m", *at)
     assert "has no version to go back to" in error.message
+    assert error.hint.endswith("moves it to one of 2")
+    unknown = complaint(UsageError, "rollback", "smollm2-135m", "--alias", "chanpion", *at)
+    assert unknown.hint == "its aliases: champion"
     assert value("rollback", "smollm2-135m", "--to", "2", *at)["version"] == "2"
     told = value("registry", "smollm2-135m", "--history", *at)
     assert [(entry["action"], entry["reason"]) for entry in told[2:]] == [

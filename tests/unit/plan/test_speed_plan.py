@@ -118,6 +118,46 @@ def test_a_workload_that_cannot_show_a_gate_is_refused_with_its_key(
     assert caught.value.where.endswith(f"policy key speed.workloads.w, key {where}")
 
 
+RATIO = {"ratio": {"min_ratio": 0.1, "workloads": ["w"]}}
+
+
+def of_latency(limit: str, rate: float) -> dict[str, Any]:
+    return {"slo": [{**SLO, "limits": {limit: 900.0}, "rate": rate, "workload": "w"}]}
+
+
+@pytest.mark.parametrize(
+    ("refused", "hint", "accepted"),
+    [
+        (
+            (RATIO, {"arrivals": {"concurrency": 100_000}}),
+            "of at most 5,000",
+            (RATIO, {"arrivals": {"concurrency": 5_000}}),
+        ),
+        (
+            (of_latency("ttft_ms_p50", 0.001), {}),
+            "a rate of at least 0.00214, and 'seconds: 3600'",
+            (of_latency("ttft_ms_p50", 0.00214), {"seconds": 3_600}),
+        ),
+        (
+            (of_latency("tpot_ms_p50", 4.0), {"output_tokens": 1}),
+            "limit ttft_ms_p50 alone",
+            (of_latency("ttft_ms_p50", 4.0), {"output_tokens": 1, "seconds": 100}),
+        ),
+    ],
+)
+def test_what_the_hint_says_is_accepted(
+    refused: tuple[Any, Any], hint: str, accepted: tuple[Any, Any]
+) -> None:
+    def find(speed_gate: dict[str, Any], workload: dict[str, Any]) -> None:
+        own = {"workloads": {"w": {**SMALL, **workload}}}
+        find_speed_gates(policy(**speed_gate, **own), profile())
+
+    with pytest.raises(UsageError) as caught:
+        find(*refused)
+    assert hint in caught.value.hint
+    find(*accepted)
+
+
 def test_a_workload_longer_than_the_context_is_refused() -> None:
     speed_gates = policy(ratio={"min_ratio": 1.0, "workloads": ["chat"]})
     find_speed_gates(speed_gates, profile(chat=SMALL), max_length=12)

@@ -70,8 +70,13 @@ def test_a_log_that_has_the_kind_is_counted() -> None:
     check_power(policy, RECIPES, known_by_suite(counted, logs), LEVEL)
     _, gate = policy_power(policy, RECIPES, known_by_suite(counted, logs), LEVEL)
     assert gate.units == 40
-    with pytest.raises(UsageError, match="about 20"):
+    with pytest.raises(UsageError, match="about 20") as caught:
         check_power(policy, RECIPES, known_by_suite({"agents": 40}), LEVEL)
+    assert "'sessions'" in caught.value.hint
+    few = LoggedAnswers(shares={"calls": 0.1}, empty=[0.0] * 40, tools={})
+    with pytest.raises(UsageError, match="about 4 ") as caught:
+        check_power(policy, RECIPES, known_by_suite(counted, few), LEVEL)
+    assert "'sessions'" not in caught.value.hint  # the log says more than the policy
     # What the policy assumes is for logs without answers.
     assumed = policy_of("calls", sessions=0.8)
     _, gate = policy_power(assumed, RECIPES, known_by_suite(counted, logs), LEVEL)

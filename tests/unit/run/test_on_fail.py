@@ -202,8 +202,10 @@ class TestGate:
 
 
 def test_nothing_to_go_back_to(promoted: FakeRun) -> None:
-    with pytest.raises(UsageError, match="no version to go back to"):
+    with pytest.raises(UsageError, match="no version to go back to") as caught:
         Rollback.of(promoted.registry, CHAMPION, FIRST)
+    assert "--to" not in caught.value.hint  # it is the only version
+    assert "promote another" in caught.value.hint
 
 
 @pytest.mark.parametrize("after", [False, True])

@@ -92,6 +92,33 @@ class TestCheckFiles:
         assert file.name in caught.value.message + caught.value.where
 
 
+class TestCheckedFolder:
+    @pytest.fixture
+    def settings(self, tmp_path: Path) -> Settings:
+        return Settings(home=tmp_path / "home", store=tmp_path / "store")
+
+    @pytest.mark.parametrize("name", ["nowhere", "other"])
+    def test_a_wrong_folder_is_no_fault_of_the_version(
+        self, version: Version, settings: Settings, tmp_path: Path, name: str
+    ) -> None:
+        (tmp_path / "other").mkdir()
+        with pytest.raises(RegistryError) as caught:
+            checked_folder(version, tmp_path / name, settings, "serve")
+        assert caught.value.where.startswith(str(tmp_path / name))
+        assert "--weights" in caught.value.hint
+        assert "delete" not in caught.value.hint
+        assert checked_folder(version, None, settings, "serve") == Path(version.source)
+
+    def test_a_folder_that_is_gone_is_not_pulled_from_where_it_was(
+        self, version: Version, settings: Settings
+    ) -> None:
+        gone = replace(version, source="/nowhere/at/all")
+        with pytest.raises(RegistryError) as caught:
+            checked_folder(gone, None, settings, "serve")
+        run = version.tags["prepare.run"]
+        assert caught.value.hint.startswith(f"`prepare promote {run}`")
+
+
 class TestFindVersion:
     @pytest.mark.parametrize(
         ("reference", "words"),
