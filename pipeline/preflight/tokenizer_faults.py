@@ -143,7 +143,7 @@ def _reading_faults(
     what = "cannot load the tokenizer" if isinstance(fault, WorkerError) else "read other tokens"
     yield CheckpointError(
         f"the environments ({names}) {what}: {fault.message}",
-        where=fault.where or str(folder),
+        where=fault.where or f"{folder / TOKENIZER}, {TOKENIZER_CONFIG} or config.json",
         hint=fault.hint
         or "correct what that names in a copy's config.json, tokenizer_config.json or "
         "tokenizer.json, or take the files that the model's maker published",
