@@ -12,6 +12,8 @@ from recipes.config_model import ConfigModel, Name
 
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
 
+MAX_SECONDS = 3_600  # of a load
+
 
 class Arrivals(ConfigModel):
     """Arrivals of requests: `{rate: 12}` or `{concurrency: 64}`."""
@@ -44,9 +46,6 @@ class Arrivals(ConfigModel):
         if self.rate is not None:
             return self.words
         return f"{self.concurrency} concurrent request{'s' * (self.concurrency != 1)}"
-
-
-MAX_SECONDS = 3_600  # of a load
 
 
 class WorkloadBase(ConfigModel):

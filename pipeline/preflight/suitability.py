@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from prepare.errors import PrepareError, UsageError, VerificationError
 from recipes.catalog import BASELINE
@@ -138,7 +138,7 @@ def find_serving_fault(
 
     `features` are the CPU's.
     """
-    forms = {tensor.name: tensor.form for tensor in weights.tensors if tensor.form is not None}
+    forms = ((tensor.name, tensor.form) for tensor in weights.tensors if tensor.form is not None)
     name, lack = _lacking_expert(forms, profile, features)
     if not lack:
         return None
@@ -162,12 +162,13 @@ def find_expert_fault(
         formats = stored_formats(config, model.where)
     except (NotComparableError, VerificationError):
         return None  # unquantized; or the stages tell
-    forms = {
-        name: form
+    forms = (
+        (name, form)
         for name, tensor in model.tensors.items()
-        if tensor.dtype in QUANTIZED_TYPES
+        if is_expert(name)
+        and tensor.dtype in QUANTIZED_TYPES
         and (form := formats.of(name.rpartition(".")[0])) is not None
-    }
+    )
     name, lack = _lacking_expert(forms, profile, features)
     if not lack:
         return None
@@ -181,13 +182,16 @@ def find_expert_fault(
 
 
 def _lacking_expert(
-    forms: Mapping[str, WeightFormat], profile: ServingProfile, features: Collection[str]
+    forms: Iterable[tuple[str, WeightFormat]], profile: ServingProfile, features: Collection[str]
 ) -> tuple[str, str]:
-    """Return the first expert's tensor that the engine lacks on such a CPU, and why, or ''."""
+    """Return the first expert's tensor that the engine lacks on such a CPU, and why, or ''.
+
+    `forms` are by tensor, and not read for a GPU.
+    """
     if profile.accelerator != "cpu":
         return "", ""
     engine = find_engine(profile.engine)
-    for name, form in forms.items():
+    for name, form in forms:
         if is_expert(name) and (lack := engine.lacks_experts(form, features)):
             return name, lack
     return "", ""

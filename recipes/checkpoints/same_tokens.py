@@ -15,6 +15,7 @@ from recipes.checkpoints.folder import CONFIG
 from recipes.checkpoints.tokenizer_file import (
     CURE,
     OWN_CLASS_CURE,
+    PUBLISHED,
     TOKENIZER,
     TOKENIZER_CONFIG,
     TYPES_BY_OWN_CLASS,
@@ -125,7 +126,7 @@ def check_same_tokens(tokenizer: Any, folder: Path) -> None:
         raise StageError(
             f"the tokenizer cannot be loaded: {error}",
             where=str(file),
-            hint="take the tokenizer.json that the model's maker published, or its base model's",
+            hint=PUBLISHED,
         ) from error
     known = TokenReader(
         TOKENIZER,

@@ -52,6 +52,7 @@ TYPES_BY_NAMED_CLASS = (
 )
 # And for these it loads its own class, with any that the checkpoint names.
 TYPES_BY_OWN_CLASS = ("qwen2",)
+PUBLISHED = "take the tokenizer.json that the model's maker published, or its base model's"
 CURE = (
     'set "tokenizer_class": "PreTrainedTokenizerFast" in a copy\'s tokenizer_config.json, which '
     "reads tokenizer.json as it is"
@@ -146,7 +147,7 @@ def find_unknown_kind(content: Mapping[str, Any]) -> tuple[str, str]:
             if kind not in kinds.split():
                 return (
                     f"{name} has the type '{kind}', which is not known",
-                    "take the tokenizer.json that the model's maker published, or its base model's",
+                    PUBLISHED,
                 )
             is_old = "add_prefix_space" in part and "prepend_scheme" not in part
             if kind == "Metaspace" and is_old and part["add_prefix_space"] is False:

@@ -340,9 +340,6 @@ def test_every_recipe_suits_large_models(name: str) -> None:
 
 
 AVX512 = ("avx2", "avx512f")
-EVERY_CPU = pytest.mark.parametrize(
-    ("features", "served"), [(AVX512, frozenset[str]()), (FEATURES, frozenset({"int8-w8a8"}))]
-)
 
 
 def on_cpu(made: Preflight, features: tuple[str, ...]) -> Preflight:
@@ -350,7 +347,9 @@ def on_cpu(made: Preflight, features: tuple[str, ...]) -> Preflight:
     return replace(made, choices=replace(made.choices, node=node))
 
 
-@EVERY_CPU
+@pytest.mark.parametrize(
+    ("features", "served"), [(AVX512, frozenset[str]()), (FEATURES, frozenset({"int8-w8a8"}))]
+)
 @pytest.mark.parametrize("name", [AWQ, GPTQ, FP8, "fp8-block", "int8-w8a8", "mxfp4", "nvfp4a16"])
 def test_quantized_experts_on_a_cpu(
     name: str, features: tuple[str, ...], served: frozenset[str]
